@@ -1,0 +1,25 @@
+"""Trains image classifiers that hold up under attack, and shows which pixels the defence spends its budget on."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pixelpart import attacks, data, masks, models, objectives, recipes
+    from pixelpart.engine.train import train
+    from pixelpart.evaluation.suite import evaluate
+    from pixelpart.run import Run
+
+__all__ = ["Run", "attacks", "data", "evaluate", "masks", "models", "objectives", "recipes", "train"]
+
+_HOMES = {"Run": "pixelpart.run", "evaluate": "pixelpart.evaluation.suite", "train": "pixelpart.engine.train"}
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms and functions are imported when first used: torch takes a second, and `--help` should not."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"pixelpart.{name}")
+    raise AttributeError(f"module 'pixelpart' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+import sys
+
+from pixelpart.cli import main
+
+sys.exit(main())

@@ -1,0 +1,51 @@
+"""The images within the budget of x: how to get in (start) and how to stay in (the only projection there is)."""
+
+import torch
+
+from pixelpart.errors import unknown
+from pixelpart.types import Budget, Images
+
+STARTS = ("uniform", "normal", "none")
+NORMAL_SCALE = 0.001
+
+
+def project(x_adv: Images, x: Images, budget: Budget) -> Images:
+    """The nearest image with |x_adv - x| <= budget at every pixel and all values in [0, 1], where x lies too."""
+    return x_adv.maximum(x - budget).minimum(x + budget).clamp(0, 1)
+
+
+def seeded(x: Images) -> torch.Generator:
+    """The generator that stands in where none is handed in."""
+    return torch.Generator(x.device).manual_seed(0)
+
+
+def draw_noise(x: Images, *, kind: str, generator: torch.Generator | None = None) -> Images:
+    """Noise for `start_point`: uniform in [-1, 1], standard normal, or zeros ("none"); no generator means seed 0."""
+    if kind == "none":
+        return torch.zeros_like(x)
+    generator = generator or seeded(x)
+    if kind == "uniform":
+        noise = 2 * torch.rand(x.shape, generator=generator, device=generator.device, dtype=x.dtype) - 1
+    elif kind == "normal":
+        noise = torch.randn(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
+    else:
+        raise unknown("start", kind, STARTS)
+    return noise.to(x.device)
+
+
+def start_point(x: Images, budget: Budget, noise: Images, *, kind: str) -> Images:
+    """Where an attack begins, projected: x + budget * noise ("uniform"), x + 0.001 * noise ("normal") or x ("none")."""
+    if kind == "uniform":
+        return project(x + budget * noise, x, budget)
+    if kind == "normal":
+        return project(x + NORMAL_SCALE * noise, x, budget)
+    if kind == "none":
+        return project(x, x, budget)
+    raise unknown("start", kind, STARTS)
+
+
+def begin(x: Images, budget: Budget, *, start: str | Images, generator: torch.Generator | None = None) -> Images:
+    """The first image of an attack: a start of the named kind, or the image batch handed in, projected."""
+    if isinstance(start, torch.Tensor):
+        return project(start, x, budget)
+    return start_point(x, budget, draw_noise(x, kind=start, generator=generator), kind=start)

@@ -1,0 +1,52 @@
+"""Minimum-margin attack as PART's authors run it: PGD towards each of the few most likely wrong classes."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pixelpart.attacks.ball import begin, seeded
+from pixelpart.attacks.pgd import climb
+from pixelpart.frozen import frozen
+from pixelpart.losses import SampleLoss, at_class, margin, without
+from pixelpart.types import Budget, Images, Labels, Model
+
+Starts = Float[Tensor, "targets b c h w"]
+
+
+def mma(
+    model: Model,
+    x: Images,
+    y: Labels,
+    budget: Budget,
+    *,
+    step_size: float,
+    steps: int,
+    targets: int = 3,
+    start: str | Images | Starts = "uniform",
+    generator: torch.Generator | None = None,
+) -> Images:
+    """Of the images PGD on z_t - z_y reaches for each target t, the one with the largest margin max_{k != y} z_k - z_y.
+
+    The targets are the wrong classes with the largest clean logits, all of them where there are fewer than `targets`;
+    each has its own random start. A start tensor holds one image batch for all targets, or one for each.
+    """
+    if isinstance(start, str):
+        generator = generator or seeded(x)  # one for all targets, so that their starts differ
+    with torch.no_grad(), frozen(model) as net:
+        clean = net(x)
+        choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
+        best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)
+        for i, target in enumerate(choices.unbind(1)):
+            this = start[i] if isinstance(start, Tensor) and start.ndim == 5 else start
+            first = begin(x, budget, start=this, generator=generator)
+            x_adv = climb(net, x, y, budget, first, _towards(target), step_size=step_size, steps=steps)
+            reached = margin(net(x_adv), y)
+            better = reached > best_margin
+            best = torch.where(better[:, None, None, None], x_adv, best)
+            best_margin = torch.where(better, reached, best_margin)
+    return best
+
+
+def _towards(target: Tensor) -> SampleLoss:
+    """The loss z_target - z_y per sample."""
+    return lambda logits, y: at_class(logits, target) - at_class(logits, y)

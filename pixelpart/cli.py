@@ -1,0 +1,209 @@
+"""The command line: `pixelpart train | evaluate | report | data | demo`.
+
+Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C. torch is imported
+only by commands that compute, once their arguments are known to be right.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pixelpart import __version__
+from pixelpart.config import parse_fraction, read_config
+from pixelpart.errors import Diverged, UserError, choose
+from pixelpart.flags import Parser, add_config_flags, apply_config_flags
+from pixelpart.progress import Screen
+from pixelpart.recipes import RECIPES
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        return dispatch(args) or 0
+    except UserError as error:
+        print(f"pixelpart: {error}", file=sys.stderr)
+        return 2
+    except Diverged as error:
+        print(f"pixelpart: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"pixelpart: {error}", file=sys.stderr)
+        return 1
+
+
+def dispatch(args: list[str]) -> int | None:
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"pixelpart {__version__}")
+        return 0
+    return choose(COMMANDS, args[0], "command")(args[1:])
+
+
+def usage() -> str:
+    lines = "\n".join(f"  {name:<10} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items())
+    return f"usage: pixelpart COMMAND ...\n\n{lines}\n\n`pixelpart COMMAND --help` tells more."
+
+
+# -- commands
+
+
+def train(args: list[str]) -> None:
+    """Trains a recipe or a config file into a run folder, or goes on with the run that is there."""
+    about = f"recipes: {', '.join(RECIPES)}; or the path of a .toml or .json config"
+    if not args or args[0] in ("-h", "--help"):
+        print(f"usage: pixelpart train RECIPE|FILE [options]\n\n{about}\n\n`train RECIPE --help` lists every field.")
+        return
+    name, *rest = args
+    config = read_config(Path(name)) if name.endswith((".toml", ".json")) else choose(RECIPES, name, "recipe")()
+    parser = Parser(prog=f"pixelpart train {name}", description="Fields of the config, and how to run it.")
+    running = parser.add_argument_group("how to run it")
+    running.add_argument("--out", type=Path, help="run folder (runs/RECIPE-SEED)")
+    running.add_argument("--print-config", action="store_true", help="write the config as TOML and stop")
+    add_device_and_root(running)
+    running.add_argument("--quiet", action="store_true", help="no progress")
+    add_config_flags(parser, config)
+    found = parser.parse_all(rest)
+    config = apply_config_flags(config, found)
+    if found.print_config:
+        print(config.to_toml(), end="")
+        return
+    from pixelpart.engine.train import train as run_training
+
+    out = found.out or Path("runs") / f"{config.recipe}-{config.seed}"
+    run_training(config, out, device=found.device, data_root=found.data_root, screen=Screen(quiet=found.quiet))
+
+
+def evaluate(args: list[str]) -> None:
+    """Measures a run's accuracy on test images, as they are and under attack."""
+    parser = Parser(prog="pixelpart evaluate", description=evaluate.__doc__)
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument(
+        "--attacks", default="natural,pgd20", help="comma-separated: natural, pgdK, pgdKxR (here: %(default)s)"
+    )
+    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    parser.add_argument("--eps", type=fraction, default=8 / 255, help="budget of every pixel (here: 8/255)")
+    parser.add_argument("--step-size", type=fraction, default=2 / 255, help="length of an attack's step (here: 2/255)")
+    parser.add_argument("--images", type=int, help="the first so many test images (here: all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the attacks' random starts")
+    parser.add_argument("--batch-size", type=int, default=256)
+    add_device_and_root(parser)
+    parser.add_argument("--json", action="store_true", help="the entries of eval.json on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    found = parser.parse_all(args)
+    from pixelpart.evaluation.suite import evaluate as run_evaluation
+
+    with Screen(quiet=found.quiet).bars() as move:
+        result = run_evaluation(
+            found.run,
+            attacks=found.attacks,
+            checkpoint=found.checkpoint,
+            eps=found.eps,
+            step_size=found.step_size,
+            images=found.images,
+            seed=found.seed,
+            batch_size=found.batch_size,
+            device=found.device,
+            root=found.data_root,
+            progress=lambda attack, done, total, right: move(attack, done, total, f"{right / max(done, 1):.2%} right"),
+        )
+    print(json.dumps(result.entries, indent=2) if found.json else result)
+
+
+def report(args: list[str]) -> None:
+    """Writes one HTML page about run folders: curves, a table with intervals, pictures."""
+    parser = Parser(prog="pixelpart report", description=report.__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (here: %(default)s)")
+    found = parser.parse_all(args)
+    from pixelpart.report import write_report
+
+    print(write_report(found.runs, found.out))
+
+
+def data(args: list[str]) -> None:
+    """Fetches, lists and verifies data sets: data get NAME | data list | data verify NAME."""
+    parser = Parser(prog="pixelpart data", description=data.__doc__)
+    parser.add_argument("what", choices=("get", "list", "verify"))
+    parser.add_argument("name", nargs="?", help="data set, for get and verify")
+    parser.add_argument("--data-root", type=Path, help="where data sets live ($PIXELPART_DATA or ~/.cache/pixelpart)")
+    parser.add_argument("--json", action="store_true")
+    found = parser.parse_all(args)
+    if (found.name is None) != (found.what == "list"):
+        raise UserError("say `data list`, `data get NAME` or `data verify NAME`")
+    from dataclasses import asdict
+
+    from pixelpart import data as sets
+
+    if found.what == "list":
+        rows = sets.listing(root=found.data_root)
+    elif found.what == "verify":
+        rows = [sets.verify(found.name, root=found.data_root)]
+    else:
+        with Screen().bars("B") as move:
+            rows = [
+                sets.get(
+                    found.name, root=found.data_root, progress=lambda done, total, what: move(what, done, total, "")
+                )
+            ]
+    if found.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        for row in rows:
+            print(f"{row.name:<10} {row.status:<10} {row.images:>7} images {row.bytes / 1e6:>8.1f} MB  {row.where}")
+
+
+def demo(args: list[str]) -> None:
+    """Trains AT and PART on the embedded set, attacks both, and writes a page about them; minutes, no download."""
+    parser = Parser(prog="pixelpart demo", description=demo.__doc__)
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo"), help="folder for both runs and report.html (here: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cpu, cuda, ... (a GPU where there is one)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    found = parser.parse_all(args)
+    from pixelpart.experiments.demo import run_demo
+    from pixelpart.report import write_report
+
+    runs = run_demo(found.out, seed=found.seed, device=found.device, screen=Screen(quiet=found.quiet))
+    print(
+        write_report(
+            [run.dir for run in runs], found.out / "report.html", title="pixelpart demo: AT and PART on shapes"
+        )
+    )
+
+
+# -- parts
+
+
+def add_device_and_root(parser: Any) -> None:
+    parser.add_argument("--device", help="cpu, cuda, ... (a GPU where there is one)")
+    parser.add_argument("--data-root", type=Path, help="where data sets live ($PIXELPART_DATA or ~/.cache/pixelpart)")
+
+
+def fraction(text: str) -> float:
+    try:
+        return parse_fraction(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
+    "demo": demo,
+    "train": train,
+    "evaluate": evaluate,
+    "report": report,
+    "data": data,
+}

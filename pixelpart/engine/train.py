@@ -1,0 +1,307 @@
+"""The run: epochs of steps, a row of metrics after each, checkpoints from which it goes on as if never stopped."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from pixelpart import data, draws, masks
+from pixelpart.attacks.ball import draw_noise
+from pixelpart.config import Config
+from pixelpart.data import augment
+from pixelpart.data.loader import Loader, as_float, split_holdout
+from pixelpart.engine import probe
+from pixelpart.engine.build import Plan, build
+from pixelpart.engine.checkpoint import Checkpoints, Position
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.schedule import SCHEDULES
+from pixelpart.engine.step import StepInputs, class_map, look, train_step
+from pixelpart.errors import Diverged, UserError
+from pixelpart.frozen import Folding
+from pixelpart.masks import MaskStore
+from pixelpart.progress import Meter, Screen
+from pixelpart.run import Run
+from pixelpart.runfolder import Row, RunFolder
+from pixelpart.types import Images, Labels, Map
+from pixelpart.world import World
+
+SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
+CHECK_STEPS = 50  # how often the flag for a loss that is not finite is read
+
+
+def train(
+    config: Config,
+    out: Path | str,
+    *,
+    device: torch.device | str | None = None,
+    data_root: Path | str | None = None,
+    screen: Screen | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    world: World = World(),  # noqa: B008 (frozen)
+) -> Run:
+    """Trains what the config says into the folder `out`, or goes on with the run that is there; returns it opened.
+
+    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped.
+    """
+    plan = build(config)
+    folder = RunFolder(out)
+    trainer = Trainer(plan, folder, pick_device(device), screen or Screen(), world, data_root=data_root)
+    with folder.locked():
+        folder.claim(config)
+        trainer.run(save_seconds)
+    return Run(folder.path)
+
+
+def pick_device(name: torch.device | str | None) -> torch.device:
+    """The device asked for, else the first GPU, else the CPU."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise UserError(f"no device {str(name)!r} here; choose from {there}") from None
+    return device
+
+
+class Trainer:
+    """One process's part in one run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        device: torch.device,
+        screen: Screen,
+        world: World,
+        *,
+        data_root: Path | str | None,
+    ) -> None:
+        config = plan.config
+        self.plan, self.config, self.folder, self.device = plan, config, folder, device
+        self.screen, self.world = screen, world
+        self.learner = Learner(plan.model, config, device)
+        self.judged = Folding(self.learner.judged)
+
+        images, labels = data.load(config.dataset, split="train", root=data_root)
+        kept, held = split_holdout(len(images), config.holdout, config.seed)
+        self.loader = Loader(
+            images[kept], labels[kept], batch_size=config.batch_size, seed=config.seed, device=device, world=world
+        )
+        some = torch.randperm(len(kept), generator=draws.generator(config.seed, "probe images"))[: config.probe]
+        self.probes: dict[str, tuple[Images, Labels]] = {"train": self._place(images[kept[some]], labels[kept[some]])}
+        if config.holdout:
+            self.probes["held-out"] = self._place(images[held], labels[held])
+        else:
+            test = data.load(config.dataset, split="test", root=data_root)
+            self.probes["test"] = self._place(*(tensor[: config.probe] for tensor in test))
+        self.measured_on = "held-out" if config.holdout else "test"
+
+        self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None
+        self.checkpoints = Checkpoints(folder, config, self.learner, self.store, writes=world.leads)
+        self.at = Position()
+
+    # -- the loop
+
+    def run(self, save_seconds: float) -> None:
+        steps, epochs = self.loader.steps, self.config.epochs
+        self.at = self.checkpoints.resume(steps)
+        if self.at.step == steps * epochs:
+            self.say(f"{self.folder.path} is finished: {epochs} epochs")
+            return
+        self.announce()
+        with stop_requests() as stop, self.screen.bars() as move:
+            saved = time.monotonic()
+            for epoch in range(self.at.step // steps, epochs):
+                for _ in self.steps_of(epoch, move):
+                    late = time.monotonic() - saved > save_seconds
+                    if (stop.is_set() or late) and self.at.step % steps:
+                        self.checkpoints.save(self.at)
+                        saved = time.monotonic()
+                        self.leave(stop)
+                self.finish_epoch(epoch)
+                late = time.monotonic() - saved > save_seconds
+                if stop.is_set() or late or epoch + 1 == epochs or self.checkpoints.keeps(epoch + 1):
+                    self.checkpoints.save(self.at)
+                    saved = time.monotonic()
+                if epoch + 1 < epochs:
+                    self.leave(stop)
+
+    def steps_of(self, epoch: int, move: Meter) -> Iterator[None]:
+        """Takes the remaining steps of an epoch, one for every turn of the caller's loop."""
+        phase, steps = self.plan.phase(epoch), self.loader.steps
+        self.began, self.images_here = time.monotonic(), 0
+        if self.at.step % steps == 0:
+            self.learner.tally.sums.zero_()
+            if self.plan.renews_maps(epoch):
+                self.renew_maps()
+        for step in range(self.at.step % steps, steps):
+            rate = SCHEDULES[self.config.optim.schedule](
+                self.config.optim, epoch + (step + 0.5) / steps, self.config.epochs
+            )
+            self.learner.lr.fill_(rate)
+            inputs = self.inputs(epoch, step)
+            train_step(self.learner, phase, inputs)
+            self.at.step += 1
+            self.images_here += len(inputs.labels)
+            if self.at.step % CHECK_STEPS == 0 or step + 1 == steps:
+                self.check_finite()
+            size = self.config.batch_size
+            move(
+                self.config.recipe,
+                self.at.step * size,
+                steps * self.config.epochs * size,
+                f"epoch {epoch + 1}/{self.config.epochs}",
+            )
+            yield
+
+    def inputs(self, epoch: int, step: int) -> StepInputs:
+        """The step's batch with its draws, each made for the global batch, of which this process takes its part."""
+        batch = self.loader.batch(epoch, step)
+        whole = self.loader.global_size(step)
+        mine = self.world.slice(whole)
+        phase = self.plan.phase(epoch)
+
+        def generator(stream: str) -> torch.Generator:
+            return draws.generator(self.config.seed, stream, epoch, step, device=self.device)
+
+        moves = augment.draw(self.config.augment, whole, generator=generator("augment"))
+        noise = draw_noise(
+            batch.images.new_empty((whole, *batch.images.shape[1:])), kind=phase.start, generator=generator("start")
+        )
+        return StepInputs(
+            batch.images,
+            batch.labels,
+            moves[mine],
+            noise[mine],
+            maps=self.store.get(batch.index) if self.store is not None and phase.mask is not None else None,
+        )
+
+    def finish_epoch(self, epoch: int) -> None:
+        """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
+        trained = time.monotonic() - self.began
+        sums = self.learner.tally.read()
+        model = self.judged()
+        readings = {
+            name: probe.read(model, x, y, self.config, stream=name, chunk=self.chunk)
+            for name, (x, y) in self.probes.items()
+        }
+        reading = readings[self.measured_on]
+        self.at.epoch = epoch + 1
+        if self.config.holdout:
+            self.checkpoints.consider(reading.robust_ce, self.at)
+        row: Row = {
+            "epoch": epoch + 1,
+            "phase": self.plan.phase(epoch).name,
+            "loss": sums["loss"] / sums["images"],
+            "lr": self.learner.lr.item(),
+            "natural": reading.natural,
+            "pgd": reading.pgd,
+            "robust_ce": reading.robust_ce,
+            "measured_on": self.measured_on,
+            "train_natural": readings["train"].natural,
+            "train_pgd": readings["train"].pgd,
+            "budget_mean": sums["budget"] / sums["images"],
+            "high_fraction": sums["high"] / sums["images"],
+            "dead_cams": round(sums["dead"]),
+            "damage": self.damage(epoch),
+            "seconds": time.monotonic() - self.began,
+            "images_per_second": self.images_here * self.world.size / trained,
+        }
+        if self.world.leads:
+            self.folder.write_metrics([*self.folder.read_metrics(), row])
+        self.say(
+            f"epoch {epoch + 1}/{self.config.epochs} {row['phase']}: loss {row['loss']:.4f}, "
+            f"natural {row['natural']:.1%}, "
+            f"pgd {row['pgd']:.1%} ({self.measured_on}), pgd on training images {row['train_pgd']:.1%}, "
+            f"{row['seconds']:.1f} s"
+        )
+
+    # -- parts
+
+    def _place(self, images: Images, labels: Labels) -> tuple[Images, Labels]:
+        x = as_float(images.to(self.device))
+        return x.contiguous(memory_format=torch.channels_last), labels.to(self.device)
+
+    @property
+    def chunk(self) -> int:
+        return 1024 if self.device.type == "cuda" else 128
+
+    def _maps_of(self, x: Images, y: Labels) -> Map:
+        model = self.learner.freeze()
+        return class_map(self.learner, model, self.plan.main, x, y, look(model, x))
+
+    def _empty_store(self) -> MaskStore:
+        x, y = (tensor[:1] for tensor in self.probes["train"])
+        return MaskStore(len(self.loader.images), self._maps_of(x, y).shape[1:], device=self.device)
+
+    def renew_maps(self) -> None:
+        """Fills the store with the present model's maps of all training images, un-augmented."""
+        assert self.store is not None
+        for index in torch.arange(len(self.loader.images), device=self.device).split(self.chunk):
+            x, y = self._place(self.loader.images[index], self.loader.labels[index])
+            self.store.put(index, self._maps_of(x, y))
+
+    def damage(self, epoch: int) -> float:
+        """What the epoch's budget can do to the raw weights, to first order, on some of the probed training images."""
+        x, y = (tensor[: self.chunk] for tensor in self.probes["train"])
+        model, phase = self.learner.freeze(), self.plan.phase(epoch)
+        heat = masks.upscale(self._maps_of(x, y), (x.shape[-2], x.shape[-1])) if phase.mask else None
+        return probe.damage(model, x, y, phase.eps if phase.mask is None or heat is None else phase.mask.budget(heat))
+
+    def check_finite(self) -> None:
+        if self.learner.tally.read()["broken_steps"]:
+            raise Diverged(f"the loss was not finite at or before step {self.at.step}; {self.checkpoints.last_good()}")
+
+    def announce(self) -> None:
+        steps, config = self.loader.steps, self.config
+        if self.at.step:
+            self.say(
+                f"resumed at step {self.at.step}: step {self.at.step % steps} of {steps} in epoch {self.at.epoch + 1}"
+            )
+        else:
+            self.say(
+                f"{config.recipe}: {config.epochs} epochs of {steps} steps on {self.device}, config {config.hash()}"
+            )
+        if not self.learner.freeze.folded:
+            self.say(
+                f"{config.model}: its structure cannot be read, so batch norm is not folded: the same numbers, slower"
+            )
+
+    def say(self, line: str) -> None:
+        if self.world.leads:
+            self.screen.say(line)
+            self.folder.log(f"{datetime.now().isoformat(timespec='seconds')} {line}")
+
+    def leave(self, stop: threading.Event) -> None:
+        if stop.is_set():
+            self.say(f"stopped after step {self.at.step}; the same command goes on from there")
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_requests() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set instead of interrupting; a second Ctrl-C interrupts at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,147 @@
+"""Which images a model still gets right: as they are, and after an attack has tried.
+
+A sample counts as broken only if the model errs, in fp32, on an input that lies inside the ball and inside [0,1]. The
+image itself is such an input, so an attack tries only what is right to begin with, and robust accuracy is never above
+natural accuracy.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pixelpart import draws, losses
+from pixelpart.attacks import pgd
+from pixelpart.attacks.ball import draw_noise, start_point
+from pixelpart.data import as_float, check_labels
+from pixelpart.errors import UserError
+from pixelpart.types import Flags, Images, Labels, Logits, Model
+
+TOLERANCE = 1e-6  # how far outside the ball rounding may put an input that still counts as inside
+Report = Callable[[int, int], None]  # images settled so far, how many of them are right
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The images under attack, uint8 or in [0,1], their labels, and where the work is done."""
+
+    images: Tensor
+    labels: Tensor
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, index: Tensor) -> tuple[Images, Labels]:
+        """Images as fp32 in [0,1] and labels of these sample numbers, on the device."""
+        x, y = self.images[index].to(self.device), self.labels[index].to(self.device)
+        return (as_float(x) if x.dtype == torch.uint8 else x.float()), y.long()
+
+
+def natural(model: nn.Module, pictures: Pictures, *, batch_size: int, report: Report) -> Flags:
+    """Which images the model gets right as they are."""
+    right = torch.zeros(len(pictures), dtype=torch.bool)
+    for index in _batches(torch.arange(len(pictures)), batch_size):
+        x, y = pictures.take(index)
+        right[index] = (logits_of(model, x).argmax(1) == y).cpu()
+        settled = int(index[-1]) + 1
+        report(settled, int(right[:settled].sum()))
+    return right
+
+
+def under_pgd(
+    model: nn.Module,
+    pictures: Pictures,
+    *,
+    right: Flags,
+    eps: float,
+    step_size: float,
+    steps: int,
+    restarts: int,
+    seed: int,
+    batch_size: int,
+    report: Report,
+) -> Flags:
+    """Which of the images that are `right` to begin with stay right; only survivors go on to the next restart."""
+    right = right.clone()
+    for batch in _batches(right.nonzero()[:, 0], batch_size):
+        live = batch
+        for restart in range(restarts):
+            x, y = pictures.take(live)
+            start = start_point(x, eps, start_noise(live, x, steps=steps, seed=seed, restart=restart), kind="uniform")
+            x_adv = pgd(model, x, y, eps, step_size=step_size, steps=steps, start=start)
+            broken = errs_inside(model, x, x_adv, y, eps=eps).cpu()
+            right[live[broken]] = False
+            live = live[~broken]
+            if not len(live):
+                break
+        # images in between that were wrong to begin with are settled as well
+        settled = int(batch[-1]) + 1
+        report(settled, int(right[:settled].sum()))
+    report(len(pictures), int(right.sum()))
+    return right
+
+
+def start_noise(index: Tensor, x: Images, *, steps: int, seed: int, restart: int) -> Images:
+    """Noise in [-1,1] that depends on each sample's number alone: not on its batch, other survivors or the device."""
+    like = torch.empty(1, *x.shape[1:])
+    rows = [
+        draw_noise(like, kind="uniform", generator=draws.generator(seed, f"attack/pgd{steps}", restart, number))
+        for number in index.tolist()
+    ]
+    return torch.cat(rows).to(x.device)
+
+
+def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: float) -> Flags:
+    """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
+    inside = ((x_adv - x).abs() <= eps + TOLERANCE) & (x_adv >= 0) & (x_adv <= 1)
+    return (logits_of(model, x_adv).argmax(1) != y) & inside.flatten(1).all(1)
+
+
+@torch.no_grad()
+def logits_of(model: Model, x: Images) -> Logits:
+    """The model's finite logits (b, k); anything else that comes out of it is a UserError."""
+    logits = model(x)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x) or not logits.is_floating_point():
+        found = f"{_dtype(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"the model returned {found} for {len(x)} images; it must return logits ({len(x)}, classes)")
+    if not logits.isfinite().all():
+        raise UserError("the model returned NaN or infinite logits")
+    return logits
+
+
+def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
+    """The logits of the first few images, once it is plain that they are logits and that every label has one."""
+    x, _ = pictures.take(torch.arange(min(probes, len(pictures.images))))
+    try:
+        logits = logits_of(model, x)
+    except (RuntimeError, TypeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"the model fails on images of shape {tuple(x.shape)}: {first}") from error
+    if logits.dtype != torch.float32:
+        raise UserError(f"the model's logits are {_dtype(logits)}; fp32 decides: use model.float()")
+    if (logits >= 0).all() and torch.allclose(logits.sum(1), logits.new_ones(()), atol=1e-4, rtol=0):
+        raise UserError("the model returns probabilities (rows >= 0 that sum to 1); it must return logits")
+    check_labels(pictures.labels, logits.shape[1], n=len(pictures.images))
+    return logits
+
+
+def check_gradient(model: Model, pictures: Pictures, *, probes: int) -> None:
+    """A UserError where the loss has no gradient at the first few images, or NaN: an attack would stand still."""
+    x, y = pictures.take(torch.arange(min(probes, len(pictures))))
+    with torch.enable_grad():
+        loss = losses.ce(model(x.requires_grad_()), y).sum()
+        grad = torch.autograd.grad(loss, x, allow_unused=True)[0] if loss.requires_grad else None
+    if grad is None:
+        raise UserError("no gradient reaches the model's input (no_grad in its forward?); only natural can run")
+    if not grad.isfinite().all():
+        raise UserError("the gradient of the model's loss is NaN or infinite at a test image; only natural can run")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _batches(index: Tensor, size: int) -> Iterator[Tensor]:
+    return (index[i : i + size] for i in range(0, len(index), size))

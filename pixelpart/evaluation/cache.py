@@ -1,0 +1,118 @@
+"""Results on disk: eval.json, an entry an attack, and flags by sample under eval/; each file old or new, never torn."""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pixelpart.errors import UserError
+from pixelpart.evaluation.identity import agree
+from pixelpart.runfolder import atomic_write
+
+SCHEMA_VERSION = 1
+Entry = dict[str, Any]
+FlagArray = NDArray[np.bool_]
+
+# what was asked, as a reader of the file would put it: a newer answer to the same question takes the older one's place
+QUESTION = ("attack", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
+
+
+def read_entries(folder: Path) -> list[Entry]:
+    """The entries of a folder's eval.json, none where there is no such file; one that cannot be read is a UserError."""
+    path = folder / "eval.json"
+    afresh = "move it away to start afresh"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}; {afresh}") from None
+    entries = content.get("entries") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{path} does not hold a list of results; {afresh}")
+    if (version := content.get("schema_version")) != SCHEMA_VERSION:
+        raise UserError(f"{path} has schema_version {version!r}, this version reads {SCHEMA_VERSION}; {afresh}")
+    return entries
+
+
+def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) -> tuple[Entry, FlagArray] | None:
+    """The stored result for this question about this very model, with its flags; None where any part of it is amiss."""
+    for entry in entries:
+        if entry.get("asked") == asked and _numbers(entry.get("probe")) and agree(entry["probe"], probe):
+            flags = _read_flags(folder, entry)
+            if flags is not None:
+                return entry, flags
+    return None
+
+
+def add(folder: Path, entry: Entry, flags: FlagArray) -> None:
+    """Writes the flags, then an eval.json with this entry; what it replaces goes."""
+    buffer = io.BytesIO()
+    np.save(buffer, flags, allow_pickle=False)
+    with _alone(folder):
+        entries = read_entries(folder)
+        atomic_write(_flags_file(folder, entry["key"]), buffer.getvalue())
+        stale = [old for old in entries if _replaces(entry, old)]
+        kept = [old for old in entries if old not in stale]
+        text = json.dumps({"schema_version": SCHEMA_VERSION, "entries": [*kept, entry]}, indent=2, allow_nan=False)
+        atomic_write(folder / "eval.json", text + "\n")
+        for key in {str(old.get("key")) for old in stale} - {str(old.get("key")) for old in [*kept, entry]}:
+            if _is_key(key):
+                _flags_file(folder, key).unlink(missing_ok=True)
+
+
+def fingerprint(flags: FlagArray) -> str:
+    """A hash of the flags, so that a flipped byte in their file is noticed."""
+    return hashlib.sha256(np.packbits(flags).tobytes() + str(len(flags)).encode()).hexdigest()[:16]
+
+
+def _replaces(new: Entry, old: Entry) -> bool:
+    # without a checkpoint's name two models cannot be told apart by the question; there each keeps its own entry
+    fields = QUESTION if new["checkpoint"] else (*QUESTION, "key")
+    return all(old.get(field) == new[field] for field in fields)
+
+
+def _read_flags(folder: Path, entry: Entry) -> FlagArray | None:
+    if not _is_key(entry.get("key")):
+        return None
+    try:
+        content = _flags_file(folder, entry["key"]).read_bytes()
+        flags = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    except (OSError, ValueError, MemoryError):
+        return None
+    if flags.dtype != np.bool_ or flags.shape != (entry.get("n"),) or entry.get("fingerprint") != fingerprint(flags):
+        return None
+    correct = int(flags.sum())
+    return flags if (entry.get("correct"), entry.get("accuracy")) == (correct, correct / len(flags)) else None
+
+
+def _flags_file(folder: Path, key: str) -> Path:
+    return folder / "eval" / f"{key}.npy"
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str) and re.fullmatch("[0-9a-f]{16,64}", key) is not None
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits for other evaluations of this folder to finish their write; the lock dies with its process."""
+    try:
+        (folder / "eval").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write results to {folder}: {error.strerror}") from None
+    with open(folder / "eval" / ".lock", "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

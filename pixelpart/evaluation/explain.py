@@ -1,0 +1,133 @@
+"""What a run's model looks at: picture, heat, budget and adversarial picture of a few test images, on disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from pixelpart import data as sets
+from pixelpart import masks
+from pixelpart.attacks import pgd
+from pixelpart.attacks.ball import start_point
+from pixelpart.config import Config
+from pixelpart.errors import UserError
+from pixelpart.evaluation.accuracy import Pictures, logits_of, start_noise
+from pixelpart.evaluation.precision import full_precision
+from pixelpart.evaluation.subject import resolve
+from pixelpart.frozen import frozen
+from pixelpart.models import Classifier
+from pixelpart.run import Run
+from pixelpart.runfolder import atomic_write
+from pixelpart.types import BudgetMap, Heatmap, Images, Labels
+
+SCHEMA_VERSION = 1
+
+
+def explain(
+    run: Run | str | Path,
+    *,
+    n: int = 12,
+    checkpoint: str = "best",
+    steps: int = 20,
+    step_size: float = 2 / 255,
+    seed: int = 0,
+    objects: int = 512,
+    batch_size: int = 128,
+    device: torch.device | str | None = None,
+    root: str | Path | None = None,
+) -> Path:
+    """The explain.json that it wrote, with explain.safetensors beside it, for n test images spread over the classes.
+
+    Heat and budget are those of the run's own mask settings (uniform eps where it has no mask). The adversarial picture
+    is that of `evaluate`: PGD with `steps` steps inside the run's eps at every pixel, from the same start. Where the
+    set knows its objects, the first `objects` test images tell how much heat and high budget lie on them.
+    """
+    run = run if isinstance(run, Run) else Run(Path(run))
+    config = run.config
+    them = resolve(run, checkpoint=checkpoint, device=device, root=root)
+    dataset = sets.SETS[config.dataset]
+    if not 1 <= n <= len(them.pictures):
+        raise UserError(f"n {n} is not from 1 to {len(them.pictures)}, the number of test images")
+    index = spread(them.pictures.labels, n)
+    with full_precision(them.pictures.device), frozen(them.model) as model:
+        x, y = them.pictures.take(index)
+        heat, budget = heat_and_budget(model, x, y, config)
+        start = start_point(x, config.eps, start_noise(index, x, steps=steps, seed=seed, restart=0), kind="uniform")
+        x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
+        answers = zip(_answers(model, x), _answers(model, x_adv), strict=True)
+        images = [
+            {"index": number, "label": label, "natural": natural, "adversarial": adversarial}
+            for number, label, (natural, adversarial) in zip(index.tolist(), y.tolist(), answers, strict=True)
+        ]
+        on_object = None
+        if dataset.masks is not None:
+            where = dataset.masks("test")[:objects]
+            on_object = object_share(model, them.pictures, where, config, batch_size=batch_size)
+    tensors = {"picture": x, "heat": heat, "budget": budget, "adversarial": x_adv}
+    facts = {
+        "schema_version": SCHEMA_VERSION, "checkpoint": checkpoint, "epoch": them.tags["epoch"],
+        "weights": them.tags["weights"], "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
+        "steps": steps, "step_size": step_size, "seed": seed,
+        "classes": list(dataset.classes), "images": images, "object": on_object,
+    }  # fmt: skip
+    plain = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
+    atomic_write(run.dir / "explain.safetensors", save(plain))
+    atomic_write(run.dir / "explain.json", json.dumps(facts, indent=2, allow_nan=False) + "\n")
+    return run.dir / "explain.json"
+
+
+def spread(labels: Labels, n: int) -> Tensor:
+    """n sample numbers: the first of every class, then the second of every class, and so on."""
+    order = labels.argsort(stable=True)
+    sizes = labels.bincount()
+    rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[order]]  # place of each within its class
+    return order[rank.argsort(stable=True)][:n]
+
+
+def heat_and_budget(model: Classifier, x: Images, y: Labels, config: Config) -> tuple[Heatmap, BudgetMap]:
+    """The heat of the run's map, and what its rule makes of it; without a rule every pixel has eps."""
+    mask = config.mask
+    heat = masks.heatmap(model, x, method=mask.cam, target=y if mask.target == "label" else None, layer=mask.layer)
+    if mask.rule == "none":
+        return heat, torch.full_like(heat, config.eps)[:, None]
+    return heat, masks.budget(heat, eps=config.eps, eps_low=config.eps_low, rule=mask.rule)
+
+
+def high(budget: BudgetMap, config: Config) -> Tensor:
+    """Where the budget is nearer to eps than to eps_low; everywhere where a run knows one level only."""
+    if config.mask.rule == "none" or config.eps_low == config.eps:
+        return torch.ones_like(budget, dtype=torch.bool)
+    return budget > (config.eps + config.eps_low) / 2
+
+
+def object_share(
+    model: Classifier, pictures: Pictures, where: Tensor, config: Config, *, batch_size: int
+) -> dict[str, Any]:
+    """Shares of heat, of high-budget pixels and of all pixels that lie on the object; dead maps are left out."""
+    live, dead = 0, 0
+    heat_on, heat_all, high_on, high_all, area_on, area_all = (0.0,) * 6
+    for index in torch.arange(min(len(where), len(pictures))).split(batch_size):
+        x, y = pictures.take(index)
+        heat, budget = heat_and_budget(model, x, y, config)
+        alive = ~masks.dead(heat)
+        heat, top = heat[alive].double(), high(budget, config)[alive]
+        inside = where[index].to(x.device)[alive]
+        live, dead = live + len(heat), dead + len(x) - len(heat)
+        heat_on, heat_all = heat_on + float((heat * inside).sum()), heat_all + float(heat.sum())
+        high_on, high_all = high_on + int((top & inside[:, None]).sum()), high_all + int(top.sum())
+        area_on, area_all = area_on + int(inside.sum()), area_all + inside.numel()
+    return {
+        "n": live, "dead": dead,
+        "object_area": area_on / area_all if live else float(where.float().mean()),
+        "high_budget_on_object": high_on / high_all if high_all else None,
+        "heat_on_object": heat_on / heat_all if heat_all else None,
+    }  # fmt: skip
+
+
+def _answers(model: Classifier, x: Images) -> list[dict[str, Any]]:
+    """What the model says to each image, and how sure it is."""
+    confidence, said = logits_of(model, x).softmax(1).max(1)
+    return [{"class": c, "confidence": p} for c, p in zip(said.tolist(), confidence.tolist(), strict=True)]

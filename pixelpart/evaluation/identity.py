@@ -1,0 +1,110 @@
+"""Whose result this is: hashes of all that an outcome depends on, so that nothing stale is ever reused.
+
+Weights, structure, source, pixels, attack and settings go into one hash. The logits of a few probe images are compared
+as numbers beside it: they catch what no hash sees (a wrapper's closure, a hook), while the last bits may differ from
+one machine to the next.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pixelpart.evaluation.accuracy import Pictures
+from pixelpart.types import Logits
+
+PROBES = 8
+AGREEMENT = 1e-4  # of the largest number: far above fp32's rounding, far below any change that moves a decision
+
+
+def digest(value: Any) -> str:
+    """A hash of anything that JSON can write."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of names, types, shapes and bytes."""
+    total = hashlib.sha256()
+    for name, tensor in named:
+        plain = tensor.detach().cpu().contiguous()
+        total.update(f"{name} {plain.dtype} {tuple(plain.shape)};".encode())
+        total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def hash_weights(model: nn.Module) -> str:
+    """A hash of all parameters and buffers, those that a state dict leaves out too."""
+    return hash_tensors([*model.named_parameters(), *model.named_buffers()])
+
+
+def hash_pixels(pictures: Pictures) -> str:
+    """A hash of the fp32 images and the labels under attack."""
+
+    def parts() -> Iterator[tuple[str, Tensor]]:
+        for index in torch.arange(len(pictures)).split(1024):
+            x, y = pictures.take(index)
+            yield from (("images", x), ("labels", y.long()))
+
+    return hash_tensors(parts())
+
+
+def describe(model: nn.Module) -> str:
+    """A hash of the model's structure, its plain settings, and the source of every class and function in it."""
+    settings, sources = [], {}
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind is not object and not kind.__module__.startswith("torch."):
+                sources[f"{kind.__module__}.{kind.__qualname__}"] = source_of(kind)
+        for key, value in sorted(vars(module).items()):
+            if isinstance(value, types.FunctionType | types.MethodType):
+                settings.append((name, key, source_of(value)))
+            elif key != "training" and _plain(value):
+                settings.append((name, key, repr(value)))
+    return digest([repr(model), settings, sources])
+
+
+def source_of(thing: Any) -> str:
+    """The text that defines a class, a function or a module; for pixelpart's own, the text of the whole file.
+
+    What was typed at a prompt has no text: its byte code stands for it.
+    """
+    home = inspect.getmodule(thing)
+    if home is not None and home.__name__.startswith("pixelpart."):
+        thing = home
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        members = vars(thing).values() if isinstance(thing, type) else [thing]
+        return repr([_byte_code(member.__code__) for member in members if hasattr(member, "__code__")])
+
+
+def _byte_code(code: types.CodeType) -> list[Any]:
+    constants = [_byte_code(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
+    return [code.co_code.hex(), code.co_names, constants]
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def signature(logits: Logits) -> list[float]:
+    """Two numbers for each probe image, made of all its logits: fixed pseudo-random weights, summed in float64."""
+    k = logits.shape[1]
+    weights = torch.rand(k, 2, generator=torch.Generator().manual_seed(k), dtype=torch.float64) + 0.5
+    return (logits.cpu().double() @ weights).flatten().tolist()
+
+
+def agree(a: list[float], b: list[float]) -> bool:
+    """Whether two signatures are those of one function, up to rounding."""
+    if len(a) != len(b):
+        return False
+    scale = max(map(abs, (*a, *b)), default=0.0)
+    return math.isfinite(scale) and all(abs(p - q) <= AGREEMENT * scale for p, q in zip(a, b, strict=True))

@@ -1,0 +1,63 @@
+"""What `evaluate` hands back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pixelpart.evaluation.cache import Entry, FlagArray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack left: the entry of eval.json, which samples are still right, and whether it was known before."""
+
+    entry: Entry
+    right: FlagArray
+    reused: bool
+
+    @property
+    def accuracy(self) -> float:
+        return self.entry["accuracy"]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        low, high = self.entry["interval"]
+        return low, high
+
+    @property
+    def correct(self) -> int:
+        return self.entry["correct"]
+
+    @property
+    def n(self) -> int:
+        return self.entry["n"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of every attack asked for, by name and in that order: `result["pgd20"].accuracy`."""
+
+    outcomes: dict[str, Outcome] = field(repr=False)
+
+    def __getitem__(self, attack: str) -> Outcome:
+        return self.outcomes[attack]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outcomes)
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [outcome.entry for outcome in self.outcomes.values()]
+
+    @property
+    def flags(self) -> dict[str, FlagArray]:
+        return {name: outcome.right for name, outcome in self.outcomes.items()}
+
+    def __str__(self) -> str:
+        lines = []
+        for name, outcome in self.outcomes.items():
+            low, high = outcome.interval
+            lines.append(f"{name:<12} {outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}")
+        return "\n".join(lines)

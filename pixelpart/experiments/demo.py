@@ -1,0 +1,34 @@
+"""The thin whole: AT and PART on the embedded set, attacked and explained."""
+
+from pathlib import Path
+
+import torch
+
+from pixelpart import recipes
+from pixelpart.engine.train import train
+from pixelpart.evaluation.explain import explain
+from pixelpart.evaluation.suite import evaluate
+from pixelpart.progress import Screen
+from pixelpart.run import Run
+
+ATTACKS = ("natural", "pgd20")
+
+
+def run_demo(
+    out: Path, *, seed: int = 0, device: torch.device | str | None = None, screen: Screen | None = None
+) -> list[Run]:
+    """Both runs, each trained, evaluated and explained in a folder under `out`; a second call goes on or reuses."""
+    return [_run_one(name, out / name, seed, device, screen or Screen()) for name in ("shapes-at", "shapes-part")]
+
+
+def _run_one(name: str, out: Path, seed: int, device: torch.device | str | None, screen: Screen) -> Run:
+    run = train(recipes.RECIPES[name](seed=seed), out, device=device, screen=screen)
+    with screen.bars() as move:
+
+        def show(attack: str, done: int, total: int, right: int) -> None:
+            move(f"{name} {attack}", done, total, f"{right / max(done, 1):.1%} right")
+
+        result = evaluate(run, attacks=ATTACKS, device=device, progress=show)
+    explain(run, device=device)
+    screen.say(f"{name}, the checkpoint that did best on held-out images:\n{result}")
+    return run

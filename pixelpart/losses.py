@@ -1,0 +1,51 @@
+"""What attacks maximise and objectives are made of: one number per sample, larger is worse for the model."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pixelpart.types import Labels, Logits, PerSample
+
+
+def ce(logits: Logits, y: Labels) -> PerSample:
+    """Cross-entropy: -log p_y."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def kl(logits: Logits, clean_logits: Logits) -> PerSample:
+    """How far the prediction has moved from the clean one: sum_k p_clean,k (log p_clean,k - log p_k)."""
+    log_p, log_clean = logits.log_softmax(1), clean_logits.log_softmax(1)
+    return (log_clean.exp() * (log_clean - log_p)).sum(1)
+
+
+def margin(logits: Logits, y: Labels) -> PerSample:
+    """By how much the best wrong class leads: max_{k != y} z_k - z_y; negative where the prediction is right."""
+    return without(logits, y).amax(1) - at_class(logits, y)
+
+
+def dlr(logits: Logits, y: Labels) -> PerSample:
+    """Difference of logits ratio: (max_{k != y} z_k - z_y) / (z_1st - z_3rd), negative where the prediction is right.
+
+    Unchanged by a shift or a scale of the logits; Croce and Hein 2020, AutoAttack, where the 1e-12 comes from.
+    """
+    assert logits.shape[1] >= 3, f"dlr needs at least 3 classes, not {logits.shape[1]}"
+    top = logits.topk(3, dim=1).values
+    return margin(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def at_class(logits: Logits, y: Labels) -> PerSample:
+    """z_y of every sample."""
+    return logits.gather(1, y[:, None]).squeeze(1)
+
+
+def without(logits: Logits, y: Labels) -> Logits:
+    """The logits with class y at -inf, so that a maximum or a logsumexp runs over the others."""
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    return logits.masked_fill(classes == y[:, None], -torch.inf)
+
+
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+LOSSES: dict[str, SampleLoss] = {"ce": ce, "kl": kl, "margin": margin, "dlr": dlr}

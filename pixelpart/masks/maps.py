@@ -1,0 +1,128 @@
+"""Class activation maps: where in the image the score of one class comes from.
+
+Each method is a formula over an activation A (b, f, u, v) and the gradient G of the class score with respect to it.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pixelpart import masks
+from pixelpart.errors import UserError, choose
+from pixelpart.frozen import frozen
+from pixelpart.types import Activations, Heatmap, Images, Labels, Map
+
+
+def gradcam(acts: Activations, grads: Activations) -> Map:
+    """relu(sum_k w_k A_k), w_k the mean of G_k over positions (Selvaraju et al. 2017)."""
+    weights = grads.mean((2, 3), keepdim=True)
+    return F.relu((weights * acts).sum(1))
+
+
+def xgradcam(acts: Activations, grads: Activations) -> Map:
+    """relu(sum_k w_k A_k), w_k = sum(G_k A_k) / sum(A_k) over positions (Fu et al. 2020); 0/0 counts as 0."""
+    total = acts.sum((2, 3), keepdim=True)
+    weights = (grads * acts).sum((2, 3), keepdim=True) / torch.where(total == 0, 1, total)
+    return F.relu((weights * acts).sum(1))
+
+
+def layercam(acts: Activations, grads: Activations) -> Map:
+    """relu(sum_k relu(G_k) A_k) at each position (Jiang et al. 2021)."""
+    return F.relu((F.relu(grads) * acts).sum(1))
+
+
+def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, *, method: str = "gradcam") -> Map:
+    """The map at `features` without a backward pass, exact where pooling and one linear layer with this weight follow.
+
+    There dscore/dA_k = weight[target, k] / (u v) at every position.
+    """
+    with torch.no_grad():
+        grads = (weight[target] / acts[0, 0].numel())[:, :, None, None].expand_as(acts)
+        return choose(masks.MAPS, method, "cam")(acts, grads)
+
+
+def features_cam(model: Any, acts: Activations, target: Labels, *, method: str = "gradcam") -> Map:
+    """The map at `features` from the activation it gave: `pooled_cam` where the head allows it, else by autograd."""
+    linear = getattr(model, "pooled_linear", None)
+    if linear is not None:
+        return pooled_cam(acts, linear.weight, target, method=method)
+    with frozen(model) as fixed, torch.enable_grad():
+        leaf = _leaf(acts, "features")
+        logits = fixed.head(leaf.clone())  # what follows may work in place, which a leaf forbids
+        return _explain(logits, leaf, target, method)
+
+
+def cam(
+    model: Any, x: Images, target: Labels | None = None, *, method: str = "gradcam", layer: str = "features"
+) -> Map:
+    """The raw map (b, u, v) of class target[i] (None: the predicted one) in image i, detached; the model is as before.
+
+    layer: "features", or the name of a submodule of the model whose output is an activation.
+    """
+    choose(masks.MAPS, method, "cam")
+    with frozen(model) as fixed:
+        if layer != "features":
+            with torch.enable_grad():
+                leaf, logits = _run_with_leaf(fixed, x, layer)
+                return _explain(logits, leaf, logits.argmax(1) if target is None else target, method)
+        if not (hasattr(fixed, "features") and hasattr(fixed, "head")):
+            raise UserError(f"{type(model).__name__} has no features and head; pixelpart.models.wrap gives it both")
+        with torch.no_grad():
+            acts = fixed.features(x)
+            target = fixed.head(acts).argmax(1) if target is None else target
+        return features_cam(fixed, acts, target, method=method)
+
+
+def heatmap(
+    model: Any, x: Images, *, method: str = "gradcam", target: Labels | None = None, layer: str = "features"
+) -> Heatmap:
+    """The map of `cam` at image size, min-max scaled to [0,1] per image; zero where the map is constant."""
+    h, w = x.shape[-2:]
+    return upscale(cam(model, x, target, method=method, layer=layer), (h, w))
+
+
+def upscale(cam: Map, size: tuple[int, int]) -> Heatmap:
+    """(cam - min) / (max - min) per image, bicubic to size, clipped to [0,1]; a constant map becomes zeros."""
+    low, high = cam.amin((1, 2), keepdim=True), cam.amax((1, 2), keepdim=True)
+    scaled = torch.where(high > low, (cam - low) / (high - low), 0)
+    # Only with antialias is PyTorch's bicubic kernel the one PIL has; it overshoots.
+    return F.interpolate(scaled[:, None], size, mode="bicubic", antialias=True)[:, 0].clamp(0, 1)
+
+
+def _explain(logits: Tensor, leaf: Tensor, target: Tensor, method: str) -> Tensor:
+    """The map of the target's score; in eval mode no image's score depends on another image, so one sum serves all."""
+    score = logits.gather(1, target[:, None]).sum()
+    (grads,) = torch.autograd.grad(score, leaf)
+    return choose(masks.MAPS, method, "cam")(leaf.detach(), grads)
+
+
+def _leaf(acts: Any, layer: str) -> Tensor:
+    if not isinstance(acts, Tensor) or acts.ndim != 4:
+        shape = tuple(getattr(acts, "shape", ())) or type(acts).__name__
+        raise UserError(f"layer {layer!r} gives {shape}; a map needs (batch, channels, height, width)")
+    return acts.detach().requires_grad_()
+
+
+def _run_with_leaf(model: Any, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """The output of a layer, made a leaf of the graph, and the logits that follow from it."""
+    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    if not layer or layer not in modules:
+        top = ", ".join(sorted({name.partition(".")[0] for name in modules if name} | {"features"}))
+        raise UserError(f"unknown layer {layer!r}; choose from {top}, or a module inside them")
+    leaves: list[Tensor] = []
+
+    def cut(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        leaves.append(_leaf(output, layer))
+        return leaves[-1].clone()
+
+    handle = modules[layer].register_forward_hook(cut)
+    try:
+        logits = model(x)
+    finally:
+        handle.remove()
+    if len(leaves) != 1:
+        raise UserError(f"layer {layer!r} runs {len(leaves)} times in a forward pass; choose one that runs once")
+    return leaves[0], logits

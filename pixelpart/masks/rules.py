@@ -1,0 +1,97 @@
+"""From heat to budget. Each rule gives the share, 0 to 1, of the way from eps_low to eps that a pixel gets.
+
+heat is (b, h, w) in [0,1]; mean, deviation and quantile are those of each image by itself.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pixelpart import masks
+from pixelpart.errors import UserError, choose
+from pixelpart.types import BudgetMap, Flags, Heatmap
+
+Share = Float[Tensor, "b #c h w"]
+
+
+def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> BudgetMap:
+    """The largest change of each pixel: (b,1,h,w), for `official` (b,3,h,w); eps everywhere where the heat is dead."""
+    function, settings = parse_rule(rule)
+    share = function(heat, **settings)
+    between = eps_low + (eps - eps_low) * share
+    # Written out where it is 1, as the sum above may round past eps.
+    return torch.where((share >= 1) | dead(heat)[:, None, None, None], eps, between)
+
+
+def dead(heat: Heatmap) -> Flags:
+    """Which images have no heat at all."""
+    return (heat == 0).flatten(1).all(1)
+
+
+def parse_rule(text: str) -> tuple[Callable[..., Tensor], dict[str, Any]]:
+    """The function and settings that a rule's text names, such as mean or quantile:0.7."""
+    name, colon, value = text.partition(":")
+    function = choose(masks.RULES, name, "rule")
+    if not colon:
+        return function, {}
+    if name != "quantile":
+        raise UserError(f"rule {name!r} takes no number, but {text!r} gives one; only quantile:Q does")
+    try:
+        q = float(value)
+    except ValueError:
+        q = math.nan
+    if not 0 <= q < 1:
+        raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number from 0 up to, not including, 1")
+    return function, {"q": q}
+
+
+def above_mean(heat: Heatmap) -> Share:
+    """1 where w = heat / mean(heat) > 1."""
+    return (heat > heat.mean((1, 2), keepdim=True)).to(heat.dtype)[:, None]
+
+
+def zscore(heat: Heatmap) -> Share:
+    """1 where w = (heat - mean(heat)) / std(heat) > 1."""
+    return (_standardised(heat) > 1).to(heat.dtype)[:, None]
+
+
+def above_quantile(heat: Heatmap, *, q: float = 0.5) -> Share:
+    """1 where heat lies strictly above its q-quantile."""
+    ordered = heat.flatten(1).sort(1).values
+    # A quantile between two values separates the same pixels as the lower of them does.
+    threshold = ordered[:, math.floor(q * (ordered.shape[1] - 1)), None, None]
+    return (heat > threshold).to(heat.dtype)[:, None]
+
+
+def soft(heat: Heatmap) -> Share:
+    """w / (1 + w) with w = heat / mean(heat): no step, half the way at the mean."""
+    w = heat / heat.mean((1, 2), keepdim=True)
+    # As 1 - 1/(1+w), where each operation keeps the order of pixels also after rounding.
+    return (1 - 1 / (1 + w))[:, None]
+
+
+def official(heat: Heatmap) -> Share:
+    """1 where the jet colours of heat^2, standardised over all 3 h w of an image, are > 1, as in the authors' code.
+
+    For reproduction only: not monotone in heat, and the three channels disagree.
+    """
+    return (_standardised(jet(heat.square())) > 1).to(heat.dtype)
+
+
+def jet(value: Heatmap) -> Share:
+    """Matplotlib's jet, red, green and blue in [0,1], at the nearest lower of its 256 colours."""
+    t = (value * 256).floor().clamp(0, 255) / 255
+    red = torch.minimum((t - 0.35) / 0.31, 1 - 0.5 * (t - 0.89) / 0.11)
+    green = torch.minimum((t - 0.125) / 0.25, (0.91 - t) / 0.27)
+    blue = torch.minimum(0.5 + 0.5 * t / 0.11, (0.65 - t) / 0.31)
+    return torch.stack((red, green, blue), 1).clamp(0, 1)
+
+
+def _standardised(values: Tensor) -> Tensor:
+    """(values - mean) / std of each image, std the population's."""
+    dims = tuple(range(1, values.ndim))
+    return (values - values.mean(dims, keepdim=True)) / values.std(dims, correction=0, keepdim=True)

@@ -1,0 +1,66 @@
+"""What every network here is: features, then a head, with normalisation inside."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pixelpart.errors import UserError
+
+
+class Classifier(nn.Module):
+    """Pixels in [0,1] to logits: `model(x) == model.head(model.features(x))`.
+
+    A network derives from it and gives `trunk` (normalised pixels to the last activation before pooling, after its
+    ReLU) and either `pooled_linear` (then the head is global average pooling and that layer) or a `head` of its own.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+    def set_scaling(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Sets the mean and deviation per channel by which `features` normalises its pixels."""
+        if len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+            raise UserError(f"mean {tuple(mean)}, std {tuple(std)}: give one finite number a channel, std above 0")
+        for name, values in (("mean", mean), ("std", std)):
+            tensor = torch.tensor(tuple(values), dtype=torch.float32, device="cpu").view(1, -1, 1, 1)
+            self.register_buffer(name, tensor, persistent=False)
+        self.scaled = any(mean) or any(value != 1 for value in std)
+
+    @torch.no_grad()
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Fills all weights from the generator, by PyTorch's own rule: uniform within 1/sqrt(fan in)."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                bound = module.weight[0].numel() ** -0.5
+                module.weight.uniform_(-bound, bound, generator=generator)
+                if module.bias is not None:
+                    module.bias.uniform_(-bound, bound, generator=generator)
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+
+    @property
+    def pooled_linear(self) -> nn.Linear | None:
+        """The linear layer, where the head is global average pooling and that layer alone."""
+        return None
+
+    def trunk(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        """The last activation before pooling, after its ReLU: (b, f, u, v)."""
+        return self.trunk((x - self.mean) / self.std if self.scaled else x)
+
+    def head(self, acts: Tensor) -> Tensor:
+        """Logits of what `features` gave."""
+        linear = self.pooled_linear
+        assert linear is not None, f"{type(self).__name__} gives neither a pooled_linear nor a head"
+        return linear(acts.mean((2, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

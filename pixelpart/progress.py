@@ -1,0 +1,57 @@
+"""What a long job shows: live bars with rate and time left on a terminal, plain lines elsewhere, nothing if quiet."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+Meter = Callable[[str, int, int, str], None]  # title, done, total, a note behind the bar
+
+
+class Screen:
+    """Shows the progress of jobs, on stderr; results go to stdout and are not its business."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    def say(self, line: str) -> None:
+        """One line that stays."""
+        if not self.quiet:
+            self.console.print(line, markup=False)
+
+    @contextmanager
+    def bars(self, unit: str = "images") -> Iterator[Meter]:
+        """A function that moves the bar of a title, which its first call makes; off a terminal it does nothing."""
+        if self.quiet or not self.console.is_terminal:
+            yield _nothing
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            RateColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        tasks: dict[str, TaskID] = {}
+        with Progress(*columns, console=self.console, speed_estimate_period=10) as live:
+
+            def move(title: str, done: int, total: int, note: str) -> None:
+                if title not in tasks:
+                    tasks[title] = live.add_task(title, total=total or None, completed=done, unit=unit, note=note)
+                live.update(tasks[title], completed=done, total=total or None, note=note)
+
+            yield move
+
+
+def _nothing(title: str, done: int, total: int, note: str) -> None:
+    pass
+
+
+class RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f} {task.fields['unit']}/s" if task.speed else "")

@@ -1,0 +1,82 @@
+"""The commands that make a figure again."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pixelpart.config import Config, write_fraction
+from pixelpart.data import SETS
+from pixelpart.recipes import RECIPES
+from pixelpart.report.reading import Entry
+
+EVALUATE_DEFAULTS = {"eps": "8/255", "step-size": "2/255", "seed": "0"}
+
+
+def train_command(config: Config, path: Path) -> str:
+    """`pixelpart train RECIPE --seed S`, every field that differs from the recipe, `--out RUN`.
+
+    Where the recipe's name is not known, the run's own config.json is what to train.
+    """
+    if config.recipe not in RECIPES:
+        return _line(["pixelpart", "train", shown(path / "config.json"), "--out", "RUN"])
+    recipe = flat(RECIPES[config.recipe](seed=config.seed).model_dump(mode="json"))
+    words = ["pixelpart", "train", config.recipe, "--seed", str(config.seed)]
+    for name, value in flat(config.model_dump(mode="json")).items():
+        if value != recipe[name]:
+            words += _option(name, value)
+    return _line([*words, "--out", shown(path)])
+
+
+def evaluate_command(path: Path, entries: Sequence[Entry]) -> str:
+    """One command for entries that differ in nothing but the attack."""
+    attacked = next((e for e in entries if e.attack != "natural"), entries[0])
+    words = [
+        "pixelpart",
+        "evaluate",
+        shown(path),
+        "--attacks",
+        ",".join(e.attack for e in entries),
+        "--checkpoint",
+        attacked.checkpoint,
+    ]
+    if attacked.attack != "natural":
+        given = {"eps": str(write_fraction(attacked.eps or 0.0)), "seed": str(attacked.seed)}
+        if "step_size" in attacked.settings:
+            given["step-size"] = str(write_fraction(attacked.settings["step_size"]))
+        for name, value in given.items():
+            words += [f"--{name}", value] if value != EVALUATE_DEFAULTS[name] else []
+    dataset = SETS.get(attacked.dataset)
+    if dataset is None or attacked.n != dataset.counts["test"]:
+        words += ["--images", str(attacked.n)]
+    return _line(words)
+
+
+def report_command(paths: Sequence[Path], out: Path) -> str:
+    return _line(["pixelpart", "report", *map(shown, paths), "--out", shown(out)])
+
+
+def shown(path: Path) -> str:
+    """The path from here where it lies beneath, else as given."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}", str(value).lower()]
+    return [f"--{flag}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+
+
+def _line(words: Sequence[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)

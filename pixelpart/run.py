@@ -1,0 +1,69 @@
+"""A run that is on disk, opened for use: its config, its metrics, its model."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pixelpart import data, draws, models
+from pixelpart.config import Config
+from pixelpart.errors import UserError, choose
+from pixelpart.models import Classifier
+from pixelpart.runfolder import Row, RunFolder, load_checkpoint
+
+
+@dataclass(frozen=True)
+class Run:
+    """`Run(dir)`: .config, .metrics, and .model: the best checkpoint in eval mode, averaged if the run averages."""
+
+    dir: Path
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.dir)
+
+    @cached_property
+    def config(self) -> Config:
+        return self.folder.read_config()
+
+    @property
+    def metrics(self) -> list[Row]:
+        return self.folder.read_metrics()
+
+    @cached_property
+    def model(self) -> Classifier:
+        return self.load("best")[0]
+
+    def load(self, checkpoint: str = "best") -> tuple[Classifier, Row]:
+        """A checkpoint's model in eval mode, and its facts: its epoch, whether its weights are averaged or raw, ..."""
+        path = self.folder.checkpoint(checkpoint)
+        if not path.exists():
+            there = sorted(file.stem for file in path.parent.glob("*.safetensors"))
+            raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; there are: {', '.join(there) or 'none yet'}")
+        tensors, facts = load_checkpoint(path)
+        averaged = self.config.ema > 0
+        model = build_model(self.config)
+        fill(model, tensors, prefix="average." if averaged else "model.", source=str(path))
+        return model.eval(), facts | {"weights": "averaged" if averaged else "raw"}
+
+
+def build_model(config: Config) -> Classifier:
+    """The network that a config names, with the weights its seed gives."""
+    dataset = choose(data.SETS, config.dataset, "data set")
+    scaling: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std} if config.normalize else {}
+    return models.build(
+        config.model, num_classes=len(dataset.classes), generator=draws.generator(config.seed, "weights"), **scaling
+    )
+
+
+def fill(model: Classifier, tensors: dict[str, Tensor], *, prefix: str, source: str) -> None:
+    """Copies the tensors of a checkpoint into a model in place; one that does not fit is a UserError."""
+    state = model.state_dict()
+    given = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    wrong = sorted(state.keys() ^ given.keys()) or [name for name in state if state[name].shape != given[name].shape]
+    if wrong:
+        raise UserError(f"{source} belongs to another model: {len(wrong)} tensors do not fit, the first is {wrong[0]}")
+    for name, tensor in state.items():
+        tensor.copy_(given[name])

@@ -1,0 +1,131 @@
+"""A run on disk: config.json, metrics.jsonl, checkpoints/, log.txt; every write leaves the old file or the new one."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from pixelpart.config import Config, differing_fields, read_config
+from pixelpart.errors import UserError
+
+Row = dict[str, Any]
+
+
+def atomic_write(path: Path, data: bytes | str) -> None:
+    """Puts data at path so that a kill, a full disk or a power cut leaves either the old content or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Row) -> None:
+    """Writes tensors and a few facts as one safetensors file; equal input gives equal bytes."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    atomic_write(path, save(plain, metadata={"pixelpart": json.dumps(facts, sort_keys=True)}))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Row]:
+    """Tensors and facts of a checkpoint; a missing, torn or foreign file is a UserError."""
+    return _reading(path, lambda: load_file(path)), read_facts(path)
+
+
+def read_facts(path: Path) -> Row:
+    """The facts of a checkpoint, without its tensors."""
+
+    def facts() -> Row:
+        with safe_open(path, "pt") as file:
+            return json.loads((file.metadata() or {})["pixelpart"])
+
+    return _reading(path, facts)
+
+
+def _reading(path: Path, read: Any) -> Any:
+    try:
+        return read()
+    except FileNotFoundError:
+        raise UserError(f"no checkpoint at {path}") from None
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise UserError(f"{path} is truncated or not a checkpoint of pixelpart ({error})") from None
+
+
+class RunFolder:
+    """The paths of one run, and what may be done with them."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.log_file = self.path / "log.txt"
+        self.eval_file = self.path / "eval.json"
+
+    def checkpoint(self, name: str) -> Path:
+        """last, best, or epoch-N."""
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def read_config(self) -> Config:
+        if not self.config_file.exists():
+            raise UserError(f"{self.path} is not a run folder: it has no config.json")
+        return read_config(self.config_file)
+
+    def claim(self, config: Config) -> None:
+        """Writes the config into a new folder; in an old one it must be the same, or a UserError names the fields."""
+        if self.config_file.exists():
+            if differing := differing_fields(self.read_config(), config):
+                raise UserError(
+                    f"{self.path} holds a run with another config ({'; '.join(differing)}); choose another --out"
+                )
+        elif self.path.exists() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
+        else:
+            atomic_write(self.config_file, config.to_json())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps every other process out; the lock dies with the process that holds it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / ".lock", "a+")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise UserError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"another process is working in {self.path}") from None
+            yield
+
+    def read_metrics(self) -> list[Row]:
+        """The rows written so far; a line torn by a kill is left out."""
+        rows = []
+        if self.metrics_file.exists():
+            for line in self.metrics_file.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    rows.append(json.loads(line))
+        return rows
+
+    def write_metrics(self, rows: list[Row]) -> None:
+        atomic_write(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def log(self, line: str) -> None:
+        with open(self.log_file, "a", encoding="utf-8") as file:
+            file.write(line.rstrip("\n") + "\n")

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelpart.attacks import draw_noise, project, start_point
+from pixelpart.errors import UserError
+
+unit = st.floats(0, 1)
+
+
+def image(*values):
+    return torch.tensor(values, dtype=torch.float64).reshape(1, 1, 1, -1)
+
+
+def test_projection_by_hand_with_the_borders_of_the_image_range():
+    x = image(0.5, 0.5, 0.5, 0.0, 0.0, 1.0, 1.0, 0.05)
+    x_adv = image(0.9, 0.1, 0.55, -0.3, 0.3, 1.3, 0.7, -0.2)
+    budget = image(0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    torch.testing.assert_close(project(x_adv, x, budget), image(0.6, 0.3, 0.55, 0.0, 0.1, 1.0, 0.9, 0.0))
+
+
+@given(v=st.floats(-2, 3), x=unit, budget=unit)
+def test_projection_is_the_nearest_point_of_the_interval(v, x, budget):
+    low, high = max(0.0, x - budget), min(1.0, x + budget)
+    expected = low if v < low else high if v > high else v
+    assert project(image(v), image(x), image(budget)).item() == expected
+    assert project(image(v), image(x), budget).item() == expected
+
+
+@given(v=st.floats(-2, 3), x=unit, budget=unit)
+def test_projecting_twice_is_projecting_once(v, x, budget):
+    once = project(image(v), image(x), budget)
+    assert torch.equal(project(once, image(x), budget), once)
+
+
+def test_a_budget_of_one_channel_holds_for_all_three():
+    g = torch.Generator().manual_seed(0)
+    x, far = torch.rand(2, 3, 4, 4, generator=g), 3 * torch.rand(2, 3, 4, 4, generator=g) - 1
+    budget = 0.2 * torch.rand(2, 1, 4, 4, generator=g)
+    assert torch.equal(project(far, x, budget), project(far, x, budget.expand(2, 3, 4, 4)))
+
+
+def test_start_kinds_by_hand():
+    x, noise = image(0.5, 0.5, 0.0, 1.0), image(-1.0, 0.5, -0.5, 1.0)
+    budget = image(0.1, 0.2, 0.1, 0.1)
+    torch.testing.assert_close(start_point(x, budget, noise, kind="uniform"), image(0.4, 0.6, 0.0, 1.0))
+    torch.testing.assert_close(start_point(x, budget, noise, kind="normal"), image(0.499, 0.5005, 0.0, 1.0))
+    torch.testing.assert_close(start_point(x, 0.0002, noise, kind="normal"), image(0.4998, 0.5002, 0.0, 1.0))
+    assert torch.equal(start_point(x, budget, noise, kind="none"), x)
+
+
+def test_noise_has_the_named_distribution_and_leaves_the_global_generator():
+    x = torch.zeros(64, 3, 16, 16)
+    before = torch.get_rng_state()
+    uniform, normal, none = (draw_noise(x, kind=kind) for kind in ("uniform", "normal", "none"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert uniform.min() >= -1
+    assert uniform.max() <= 1
+    assert uniform.mean().item() == pytest.approx(0, abs=0.02)
+    assert uniform.std().item() == pytest.approx(3**-0.5, abs=0.02)
+    assert normal.mean().item() == pytest.approx(0, abs=0.02)
+    assert normal.std().item() == pytest.approx(1, abs=0.02)
+    assert normal.abs().max() > 3
+    assert torch.equal(none, x)
+
+
+def test_no_generator_means_one_seeded_with_zero():
+    x = torch.zeros(2, 3, 4, 4)
+    seeded = draw_noise(x, kind="uniform", generator=torch.Generator().manual_seed(0))
+    assert torch.equal(draw_noise(x, kind="uniform"), seeded)
+
+
+def test_unknown_start_names_the_choices():
+    x = torch.zeros(1, 3, 2, 2)
+    message = "unknown start 'gauss'; choose from none, normal, uniform"
+    with pytest.raises(UserError, match=message):
+        draw_noise(x, kind="gauss")
+    with pytest.raises(UserError, match=message):
+        start_point(x, 0.1, x, kind="gauss")

@@ -1,0 +1,136 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pixelpart.attacks import draw_noise, pgd, project, start_point
+from pixelpart.errors import UserError
+from pixelpart.losses import LOSSES, ce, kl
+
+
+def sample_loss(logits, name, label, clean):
+    """One sample's loss written with exponentials, on a row of logits."""
+    p = logits.exp() / logits.exp().sum()
+    others = [k for k in range(len(logits)) if k != label]
+    if name == "ce":
+        return -p[label].log()
+    if name == "kl":
+        return sum(clean[k] * (clean[k] / p[k]).log() for k in range(len(logits)))
+    lead = max(logits[k] for k in others) - logits[label]
+    ranked = sorted(logits, reverse=True)
+    return lead if name == "margin" else lead / (ranked[0] - ranked[2])
+
+
+def naive_pgd(net, x, y, budget, first, *, step_size, steps, loss):
+    """PGD one sample and one pixel at a time, in Python's floats."""
+    net = net.eval()
+    out = torch.empty_like(x)
+    for i in range(len(x)):
+        z = net(x[i : i + 1])[0].detach()
+        clean, adv = z.exp() / z.exp().sum(), first[i].clone()
+        for _ in range(steps):
+            leaf = adv.clone().requires_grad_()
+            sample_loss(net(leaf[None])[0], loss, int(y[i]), clean).backward()
+            for c in range(x.shape[1]):
+                for h in range(x.shape[2]):
+                    for w in range(x.shape[3]):
+                        g, at, b = leaf.grad[c, h, w].item(), x[i, c, h, w].item(), budget[i, 0, h, w].item()
+                        value = adv[c, h, w].item() + step_size * (math.copysign(1, g) if g else 0)
+                        adv[c, h, w] = min(max(value, at - b, 0.0), at + b, 1.0)
+        out[i] = adv
+    return out
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_equals_a_loop_over_samples_and_pixels(loss, make_net, make_batch):
+    net = make_net(dtype=torch.float64)
+    x, y, budget = make_batch(3, dtype=torch.float64)
+    first = start_point(x, budget, draw_noise(x, kind="uniform"), kind="uniform")
+    settings = {"step_size": 0.02, "steps": 6, "loss": loss}
+    expected = naive_pgd(make_net(dtype=torch.float64), x, y, budget, first, **settings)
+    torch.testing.assert_close(pgd(net, x, y, budget, start="uniform", **settings), expected, atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("start", ["uniform", "normal", "none"])
+def test_a_float_budget_equals_the_same_budget_everywhere(start, make_net, make_batch):
+    net, (x, y, _) = make_net(), make_batch()
+    settings = {"step_size": 2 / 255, "steps": 4, "start": start}
+    results = [
+        pgd(net, x, y, budget, **settings)
+        for budget in (8 / 255, torch.full((4, 1, 4, 4), 8 / 255), torch.full_like(x, 8 / 255))
+    ]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_the_change_never_outgrows_the_budget_however_many_steps(make_net, make_batch):
+    """The paper's own update rule lets it grow with every step: 70/255 after ten."""
+    net, (x, y, _) = make_net(), make_batch()
+    budget = torch.full((4, 1, 4, 4), 7 / 255)
+    budget[..., ::2] = 8 / 255
+    for steps in (1, 10, 100):
+        x_adv = pgd(net, x, y, budget, step_size=2 / 255, steps=steps)
+        assert ((x_adv - x).abs() - budget).max() <= 1e-6
+    inner = (x > 0.1) & (x < 0.9)
+    reached = ((x_adv - x).abs() / budget)[inner]
+    assert (reached > 0.999).float().mean() > 0.8  # nor is it shrunk step by step
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal", "none"])
+def test_no_steps_give_the_start(kind, make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+    noise = draw_noise(x, kind=kind, generator=torch.Generator().manual_seed(7))
+    x_adv = pgd(net, x, y, budget, step_size=0.1, steps=0, start=kind, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(x_adv, start_point(x, budget, noise, kind=kind))
+
+
+def test_a_start_tensor_is_projected_and_begun_from(make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+    elsewhere = torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(pgd(net, x, y, budget, step_size=0.1, steps=0, start=elsewhere), project(elsewhere, x, budget))
+    halfway = pgd(net, x, y, budget, step_size=0.01, steps=3)
+    assert torch.equal(
+        pgd(net, x, y, budget, step_size=0.01, steps=2, start=halfway), pgd(net, x, y, budget, step_size=0.01, steps=5)
+    )
+
+
+@pytest.mark.parametrize("loss", ["kl", kl])
+def test_kl_with_labels_equals_kl_with_clean_logits(loss, make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+    settings = {"step_size": 0.02, "steps": 4, "loss": loss, "start": "normal"}
+    clean = make_net().eval()(x)  # carries a gradient history, as clean logits of a training step do
+    x_adv = pgd(net, x, clean, budget, **settings)
+    assert torch.equal(pgd(net, x, y, budget, **settings), x_adv)
+    assert not torch.equal(pgd(net, x, y, budget, **settings | {"loss": "ce"}), x_adv)
+
+
+def test_the_loss_may_be_a_function(make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+    settings = {"step_size": 0.02, "steps": 3}
+    named = pgd(net, x, y, budget, loss="ce", **settings)
+    assert torch.equal(pgd(net, x, y, budget, loss=lambda logits, labels: ce(logits, labels), **settings), named)
+
+
+def test_unknown_names_are_told_with_the_choices(make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+    with pytest.raises(UserError, match="unknown loss 'cw'; choose from ce, dlr, kl, margin"):
+        pgd(net, x, y, budget, step_size=0.1, steps=1, loss="cw")
+    with pytest.raises(UserError, match="unknown start 'zero'; choose from none, normal, uniform"):
+        pgd(net, x, y, budget, step_size=0.1, steps=1, start="zero")
+
+
+def test_dlr_on_two_classes_is_refused_in_words(make_net, make_batch):
+    x, y, budget = make_batch(classes=2)
+    with pytest.raises(AssertionError, match="dlr needs at least 3 classes, not 2"):
+        pgd(make_net(2), x, y, budget, step_size=0.1, steps=1, loss="dlr")
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("start", ["uniform", "normal", "none"])
+def test_no_loss_and_no_start_asks_a_tensor_for_its_value(loss, start):
+    with FakeTensorMode():
+        x, y = torch.rand(4, 3, 4, 4), torch.zeros(4, dtype=torch.long)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+        assert pgd(net, x, y, 0.1, step_size=0.02, steps=2, loss=loss, start=start).shape == x.shape

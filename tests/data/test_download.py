@@ -1,0 +1,117 @@
+import hashlib
+import os
+
+import pytest
+
+from pixelpart.data.download import Unavailable, fetch, write_folder
+
+CONTENT = os.urandom(300_000)
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "file.gz"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_arrives_whole_and_progress_ends_at_its_size(server, target):
+    server.content = CONTENT
+    seen = []
+    assert fetch(server.url, target, md5=MD5, progress=lambda *args: seen.append(args)) == target
+    assert target.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT), "file.gz")
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
+    assert names(target.parent) == ["file.gz"]
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(server, target):
+    server.content, server.breaks = CONTENT, [100_000, 50_000]
+    fetch(server.url, target, md5=MD5)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_process_that_was_killed_is_taken_up_by_the_next(server, target):
+    server.content = CONTENT
+    target.with_name("file.gz.part").write_bytes(CONTENT[:123_456])
+    fetch(server.url, target, md5=MD5)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == ["bytes=123456-"]
+
+
+def test_one_killed_before_the_rename_needs_no_byte_more(server, target):
+    server.content = CONTENT
+    target.with_name("file.gz.part").write_bytes(CONTENT)
+    fetch(server.url, target, md5=MD5)
+    assert target.read_bytes() == CONTENT
+    assert len(server.asked) == 1
+
+
+def test_a_server_without_ranges_is_read_from_the_beginning(server, target):
+    server.content, server.breaks, server.ranges = CONTENT, [100_000], False
+    fetch(server.url, target, md5=MD5)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_part_that_began_as_another_file_is_thrown_away(server, target):
+    server.content = CONTENT
+    target.with_name("file.gz.part").write_bytes(b"x" * 1000)
+    fetch(server.url, target, md5=MD5)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-", None]
+
+
+def test_a_wrong_sum_is_refused_and_leaves_nothing(server, target):
+    server.content = CONTENT[:-1] + b"?"
+    with pytest.raises(Unavailable, match=f"127.0.0.1 sent a file with md5 .*, not {MD5}"):
+        fetch(server.url, target, md5=MD5)
+    assert names(target.parent) == []
+
+
+def test_a_server_that_keeps_breaking_off_is_given_up_and_the_part_is_kept(server, target):
+    server.content, server.breaks = CONTENT, [1000] + [0] * 20
+    with pytest.raises(Unavailable, match="after 1,000 bytes, which are kept"):
+        fetch(server.url, target, md5=MD5, attempts=3)
+    assert names(target.parent) == ["file.gz.part"]
+    server.breaks = []
+    fetch(server.url, target, md5=MD5)
+    assert names(target.parent) == ["file.gz"]
+
+
+def test_an_answer_of_404_is_told_with_the_host(server, target):
+    refuse = {"do_GET": lambda self: self.send_error(404)}
+    server.RequestHandlerClass = type("Refuses", (server.RequestHandlerClass,), refuse)
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 answered 404"):
+        fetch(server.url, target, md5=MD5)
+
+
+def test_nobody_listening_is_told_at_once(target):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1: .*refused"):
+        fetch("http://127.0.0.1:9/file.gz", target, md5=MD5)
+    assert names(target.parent) == []
+
+
+def test_a_file_that_is_there_is_checked_and_never_overwritten(target):
+    target.write_bytes(CONTENT)
+    assert fetch("http://127.0.0.1:9/file.gz", target, md5=MD5) == target
+    target.write_bytes(b"mine")
+    with pytest.raises(Unavailable, match="has md5"):
+        fetch("http://127.0.0.1:9/file.gz", target, md5=MD5)
+    assert target.read_bytes() == b"mine"
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    write_folder({"a": b"1", "b": b"2"}, tmp_path / "whole")
+    assert names(tmp_path / "whole") == ["a", "b"]
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_folder({"a": b"1"}, tmp_path / "torn")
+    assert names(tmp_path) == ["whole"]

@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from pixelpart.data import Loader, as_float, split_holdout
+from pixelpart.errors import UserError
+from pixelpart.world import World
+
+N = 53
+
+
+@pytest.fixture
+def pair():
+    g = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (N, 3, 4, 4), generator=g, dtype=torch.uint8), torch.arange(N) % 10
+
+
+def loader(pair, **kwargs):
+    return Loader(*pair, **{"batch_size": 10, "seed": 1, "device": "cpu"} | kwargs)
+
+
+def test_every_image_comes_once_an_epoch_and_the_short_last_batch_is_kept(pair):
+    batches = [loader(pair).batch(0, step) for step in range(loader(pair).steps)]
+    assert [len(batch.index) for batch in batches] == [10, 10, 10, 10, 10, 3]
+    assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == list(range(N))
+
+
+def test_pixels_labels_and_numbers_belong_together(pair):
+    images, labels = pair
+    batch = loader(pair).batch(2, 3)
+    for row, number in enumerate(batch.index.tolist()):
+        assert torch.equal(batch.images[row], images[number].float() / 255)
+        assert batch.labels[row] == labels[number]
+    assert batch.images.dtype == torch.float32
+
+
+def test_any_step_can_be_asked_for_at_any_time(pair):
+    straight = loader(pair)
+    seen = {(epoch, step): straight.batch(epoch, step).index for epoch in range(3) for step in range(straight.steps)}
+    fresh = loader(pair)
+    for key in [(2, 5), (0, 0), (1, 3), (2, 0), (0, 5)]:
+        assert torch.equal(fresh.batch(*key).index, seen[key])
+
+
+def test_order_depends_on_seed_and_epoch_alone(pair):
+    order = loader(pair).order(0)
+    torch.manual_seed(99)
+    assert torch.equal(loader(pair, batch_size=7).order(0), order)
+    assert not torch.equal(loader(pair).order(1), order)
+    assert not torch.equal(loader(pair, seed=2).order(0), order)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_ranks_slices_put_together_are_the_global_batch(pair, size):
+    alone = loader(pair)
+    ranks = [loader(pair, world=World(rank, size)) for rank in range(size)]
+    for step in range(alone.steps):
+        shares = [rank.batch(1, step) for rank in ranks]
+        whole = alone.batch(1, step)
+        assert torch.equal(torch.cat([share.index for share in shares]), whole.index)
+        assert torch.equal(torch.cat([share.images for share in shares]), whole.images)
+        assert alone.global_size(step) == len(whole.index)
+
+
+def test_the_global_generator_is_not_touched(pair):
+    before = torch.get_rng_state()
+    loader(pair).batch(0, 0)
+    split_holdout(100, 10, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_levels_become_k_over_255():
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert as_float(levels).flatten().tolist() == [torch.tensor(k / 255).item() for k in range(256)]
+    assert levels.flatten().tolist() == list(range(256))
+
+
+def test_nothing_to_batch_is_the_users_mistake(pair):
+    with pytest.raises(UserError, match="batches of 0"):
+        loader(pair, batch_size=0)
+    with pytest.raises(UserError, match="from 0 images"):
+        loader((pair[0][:0], pair[1][:0]))
+
+
+def test_holdout_is_disjoint_sorted_complete_and_fixed_by_the_seed():
+    train, held = split_holdout(1000, 128, 7)
+    assert len(held) == 128
+    assert sorted(train.tolist() + held.tolist()) == list(range(1000))
+    assert train.tolist() == sorted(train.tolist())
+    assert held.tolist() == sorted(held.tolist())
+    assert torch.equal(split_holdout(1000, 128, 7)[1], held)
+    assert not torch.equal(split_holdout(1000, 128, 8)[1], held)
+
+
+def test_holding_out_none_keeps_all_and_holding_out_all_is_refused():
+    train, held = split_holdout(10, 0, 0)
+    assert train.tolist() == list(range(10))
+    assert len(held) == 0
+    for bad in (10, -1):
+        with pytest.raises(UserError, match=f"hold out {bad} of 10"):
+            split_holdout(10, bad, 0)

@@ -1,0 +1,91 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from pixelpart.data.pickles import read_batch
+from pixelpart.errors import UserError
+
+DATA = np.arange(24, dtype=np.uint8).reshape(4, 6)
+LABELS = [3, 1, 4, 1]
+
+
+def read(path, content):
+    path.write_bytes(content)
+    return read_batch(path, images=4, pixels=6)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "batch"
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("keys", [("data", "labels"), (b"data", b"labels")])
+def test_a_pickled_batch_is_read_as_pickle_itself_reads_it(path, protocol, keys):
+    rows = read(path, pickle.dumps({keys[0]: DATA, keys[1]: LABELS}, protocol))
+    assert rows[:, 0].tolist() == LABELS
+    assert np.array_equal(rows[:, 1:], DATA)
+
+
+def test_a_pickle_of_python_2_is_read(path):
+    """Opcodes as Python 2's cPickle wrote them: strings and array content as str, numpy under its old name."""
+    content = (
+        b"\x80\x02}q\x00(U\x06labels]q\x01(K\x03K\x01K\x04K\x01eU\x04datacnumpy.core.multiarray\n_reconstruct\n"
+        b"cnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x04K\x06\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x18" + DATA.tobytes() + b"tbu."
+    )
+    assert np.array_equal(pickle.loads(content, encoding="bytes")[b"data"], DATA)
+    assert np.array_equal(read(path, content)[:, 1:], DATA)
+
+
+class Runs:
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        lambda mark: Runs(os.system, f"touch {mark}"),
+        lambda mark: Runs(eval, f"open({str(mark)!r}, 'w')"),
+        lambda mark: Runs(open, str(mark), "w"),
+        lambda mark: Runs(np.save, str(mark), 0),
+        lambda mark: Runs(getattr, DATA, "tofile"),
+    ],
+)
+def test_a_pickle_that_names_anything_else_is_refused_and_nothing_runs(path, tmp_path, hostile):
+    mark = tmp_path / "mark"
+    with pytest.raises(UserError, match="it names "):
+        read(path, pickle.dumps({"data": DATA, "labels": LABELS, "extra": hostile(mark)}))
+    assert not mark.exists()
+
+
+def test_a_codec_other_than_the_one_for_bytes_is_refused(path):
+    with pytest.raises(UserError, match="encodes as 'zlib_codec'"):
+        read(path, b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x0a\x00\x00\x00zlib_codectR.")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not a pickle",
+        pickle.dumps([1, 2]),
+        pickle.dumps({"data": DATA}),
+        pickle.dumps({"data": "text", "labels": LABELS}),
+        pickle.dumps({"data": DATA[:3], "labels": LABELS}),
+        pickle.dumps({"data": DATA, "labels": LABELS[:3]}),
+        pickle.dumps({"data": DATA, "labels": [0, 1, 2, 300]}),
+        pickle.dumps({"data": np.asfortranarray(DATA), "labels": LABELS}),
+        pickle.dumps({"data": DATA, "labels": LABELS})[:-30],
+        b"(" * 100_000 + b"t" * 100_000 + b".",
+    ],
+)
+def test_what_is_not_a_batch_is_the_users_mistake(path, content):
+    with pytest.raises(UserError, match="not a pickled batch of 4 images"):
+        read(path, content)

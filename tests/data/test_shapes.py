@@ -1,0 +1,120 @@
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from pixelpart import data
+from pixelpart.data import shapes
+from pixelpart.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return shapes._scenes("test")
+
+
+@pytest.fixture(scope="module")
+def train():
+    return data.load("shapes", split="train")
+
+
+def test_the_bits_are_those_of_every_other_machine(scenes):
+    """A changed picture changes every figure measured on this set: then the pinned hash has to change with them."""
+    pictures, _, masks, labels = scenes
+    found = hashlib.sha256(pictures.tobytes() + masks.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
+    assert found[:16] == "8fadc23a279bd39c"
+
+
+def test_the_same_bits_on_every_call_and_no_touch_on_global_generators(scenes):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    images, labels = shapes.generate("test")
+    assert np.array_equal(images.numpy(), scenes[0])
+    assert np.array_equal(labels.numpy(), scenes[3])
+    assert np.array_equal(shapes.object_masks("test").numpy(), scenes[2])
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_shapes_types_and_balance(split, train, scenes):
+    images, labels = train if split == "train" else map(torch.from_numpy, (scenes[0], scenes[3]))
+    n = shapes.COUNTS[split]
+    assert (images.dtype, tuple(images.shape)) == (torch.uint8, (n, 3, 32, 32))
+    assert labels.bincount().tolist() == [n // 10] * 10
+    assert labels[:200].bincount(minlength=10).min() > 5  # in no order of class
+    data.check_images(images, labels, 10, shape=(3, 32, 32))
+
+
+def test_mean_and_deviation_are_those_that_models_are_told(train):
+    pixels = train[0].permute(1, 0, 2, 3).flatten(1)
+    for channel, mean, std in zip(pixels, shapes.MEAN, shapes.STD, strict=True):
+        count = torch.bincount(channel, minlength=256).double() / channel.numel()
+        level = torch.arange(256).double() / 255
+        assert float(count @ level) == pytest.approx(mean, abs=5e-4)
+        assert float(count @ (level - mean) ** 2) ** 0.5 == pytest.approx(std, abs=5e-4)
+
+
+def test_no_image_is_in_both_splits(train, scenes):
+    first, second = ({image.tobytes() for image in images} for images in (train[0].numpy(), scenes[0]))
+    assert (len(first), len(second)) == (6000, 2000)
+    assert not first & second
+
+
+@pytest.mark.parametrize(("pointed", "reach"), [(False, 1), (True, 3)])
+def test_outside_the_mask_the_picture_is_the_empty_scene_but_for_a_soft_edge(scenes, pointed, reach):
+    """A pixel wide; a point that is thinner than a pixel fades over three."""
+    pictures, empty, masks, labels = scenes
+    some = np.isin(labels, [shapes.CLASSES.index(name) for name in ("crescent", "triangle", "star")]) == pointed
+    mask = torch.from_numpy(masks[some]).float()[:, None]
+    near = torch.nn.functional.max_pool2d(mask, 2 * reach + 1, 1, reach)[:, 0].bool().numpy()
+    assert not (pictures != empty)[some].any(axis=1)[~near].any()
+
+
+def test_under_the_mask_the_object_stands_off_the_scene(scenes):
+    """Nine object pixels in ten differ by more than the budget of 8 levels, in every image by a large share."""
+    pictures, empty, masks, _ = scenes
+    stands_off = np.abs(pictures.astype(int) - empty).max(axis=1) > 8
+    share = (stands_off & masks).sum((1, 2)) / masks.sum((1, 2))
+    assert share.mean() > 0.9
+    assert share.min() > 0.5
+
+
+def test_every_object_is_in_the_picture_and_leaves_room_for_clutter(scenes):
+    area = scenes[2].mean((1, 2))
+    assert area.min() > 0.05
+    assert area.max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "area"),
+    [
+        ("disc", np.pi * 100),
+        ("ring", np.pi * 100 * (1 - 0.48**2)),
+        ("square", 17.0**2),
+        ("triangle", 3 * np.sqrt(3) * 6.2**2),
+        ("cross", 2 * 20 * 6 - 6 * 6),
+        ("star", 5 * 3.7**2 * np.tan(np.pi / 5) * (1 + np.tan(np.pi / 5) * np.tan(2 * np.pi / 5))),
+    ],
+)
+def test_outlines_have_the_area_that_geometry_gives_them(name, area):
+    outline, _ = shapes._KINDS[shapes.CLASSES.index(name)]
+    axis = np.linspace(-16, 16, 801, dtype=np.float32)
+    u, v = np.meshgrid(axis, axis)
+    assert (outline(u, v, np.float32(10)) < 0).mean() * 32 * 32 == pytest.approx(area, rel=0.02)
+
+
+def test_textures_by_hand():
+    """Period 8: two-pixel-wide bands' middles at 0 and 4; checks change sign along either axis, dots need both."""
+    u, v = np.meshgrid(np.float32([0, 4]), np.float32([0, 4]), indexing="ij")
+    period = np.float32(8)
+    assert shapes._stripes(u, v, period).tolist() == [[1, 1], [-1, -1]]
+    assert shapes._checks(u, v, period).tolist() == [[1, -1], [-1, 1]]
+    assert shapes._dots(u, v, period).tolist() == [[1, -1], [-1, -1]]
+
+
+def test_an_unknown_split_names_the_choices():
+    with pytest.raises(UserError, match="unknown split 'val'; choose from test, train"):
+        data.load("shapes", split="val")

@@ -1,0 +1,40 @@
+import dataclasses
+import functools
+
+import pytest
+
+from pixelpart import data, recipes
+from pixelpart.progress import Screen
+
+SMALL = {"holdout": 60, "probe": 32, "batch_size": 100, "epochs": 3, "augment": "crop-flip"}
+SOME = 460
+
+
+@functools.cache
+def _some(split):
+    return tuple(tensor[:SOME] for tensor in data.shapes.generate(split))
+
+
+@pytest.fixture(autouse=True)
+def _small_set(monkeypatch):
+    """`shapes`, but the first few images of it."""
+    monkeypatch.setitem(
+        data.SETS, "shapes", dataclasses.replace(data.SETS["shapes"], load=lambda split, root: _some(split))
+    )
+
+
+@pytest.fixture
+def small():
+    """A recipe cut down to 4 steps an epoch, with augmentation and averaging on."""
+
+    def make(method="part", **overrides):
+        attack = {"steps": 1, "step_size": "8/255"}
+        burn_in = {"epochs": 1 if method.startswith("part") else 0}
+        return recipes.shapes(method, **(SMALL | {"attack": attack, "burn_in": burn_in} | overrides))
+
+    return make
+
+
+@pytest.fixture
+def quiet():
+    return Screen(quiet=True)

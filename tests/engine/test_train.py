@@ -1,0 +1,257 @@
+"""A run as its user meets it: it starts, stops, goes on, ends, and never loses what it had."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from pixelpart.engine import train as train_module
+from pixelpart.engine.train import train
+from pixelpart.errors import Diverged, UserError
+from pixelpart.run import Run
+from pixelpart.runfolder import RunFolder, load_checkpoint
+
+
+def stop_after(monkeypatch, steps):
+    """Ctrl-C during the so many-th step of this process."""
+    original, taken = train_module.train_step, []
+
+    def counted(*args):
+        original(*args)
+        taken.append(1)
+        if len(taken) == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train_module, "train_step", counted)
+
+
+def files_of(run):
+    return {name: run.folder.checkpoint(name).read_bytes() for name in ("last", "best")}
+
+
+def rows_without_clock(run):
+    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in run.metrics]
+
+
+def test_a_run_leaves_what_design_promises(small, quiet, tmp_path):
+    run = train(small(), tmp_path / "run", screen=quiet)
+    assert run.config == small()
+    assert [row["epoch"] for row in run.metrics] == [1, 2, 3]
+    assert [row["phase"] for row in run.metrics] == ["burn-in", "mask", "mask"]
+    promised = {
+        "epoch",
+        "loss",
+        "lr",
+        "natural",
+        "pgd",
+        "train_pgd",
+        "seconds",
+        "images_per_second",
+        "budget_mean",
+        "high_fraction",
+        "dead_cams",
+        "damage",
+    }
+    assert promised <= run.metrics[0].keys()
+    assert run.metrics[0]["budget_mean"] == pytest.approx(8 / 255)
+    assert 7 / 255 < run.metrics[1]["budget_mean"] < 8 / 255
+    high = run.metrics[1]["high_fraction"]
+    assert run.metrics[1]["budget_mean"] == pytest.approx((7 + high) / 255, rel=1e-5)
+    assert not run.model.training
+    best = min(run.metrics, key=lambda row: row["robust_ce"])
+    assert load_checkpoint(run.folder.checkpoint("best"))[1]["epoch"] == best["epoch"]
+    assert "3 epochs of 4 steps" in (run.dir / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("at", [2, 4, 7, 11])
+@pytest.mark.parametrize("stored", [0, 1])
+def test_stopped_anywhere_the_final_files_are_the_same_bytes(small, quiet, tmp_path, monkeypatch, at, stored):
+    config = small(mask={"rule": "mean", "every": stored})
+    whole = train(config, tmp_path / "whole", screen=quiet)
+    with monkeypatch.context() as patch:
+        stop_after(patch, at)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "parts", screen=quiet)
+    assert f"stopped after step {at}" in (tmp_path / "parts" / "log.txt").read_text()
+    parts = train(config, tmp_path / "parts", screen=quiet)
+    assert f"resumed at step {at}:" in (tmp_path / "parts" / "log.txt").read_text()
+    assert files_of(parts) == files_of(whole)
+    assert rows_without_clock(parts) == rows_without_clock(whole)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_killed_at_random_moments_the_final_files_are_the_same_bytes(small, quiet, tmp_path, kills):
+    config = small(mask={"rule": "mean", "every": 1}, epochs=12)
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    code = f"""
+import dataclasses, sys, torch
+torch.set_num_threads({torch.get_num_threads()})
+from pathlib import Path
+from pixelpart import data
+from pixelpart.config import read_config
+from pixelpart.engine.train import train
+some = lambda split, root: tuple(tensor[:460] for tensor in data.shapes.generate(split))
+data.SETS["shapes"] = dataclasses.replace(data.SETS["shapes"], load=some)
+train(read_config(Path(sys.argv[1])), sys.argv[2], save_seconds=0)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "config.toml"), str(tmp_path / "killed")]
+    whole = train(config, tmp_path / "whole", screen=quiet)
+    moments = random.Random(7)
+    killed = 0
+    last = RunFolder(tmp_path / "killed").checkpoint("last")
+    while killed < kills:
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        while process.poll() is None and (not last.exists() or last.stat().st_mtime_ns == before):
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.3))
+        killed += process.poll() is None
+        process.kill()
+        process.wait()
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    assert files_of(Run(tmp_path / "killed")) == files_of(whole)
+    assert rows_without_clock(Run(tmp_path / "killed")) == rows_without_clock(whole)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(small, quiet, tmp_path):
+    config = small("at", epochs=1)
+    run = train(config, tmp_path / "run", screen=quiet)
+    before = files_of(run), run.metrics
+    train(config, tmp_path / "run", screen=quiet)
+    assert (files_of(run), run.metrics) == before
+    assert "is finished" in (run.dir / "log.txt").read_text()
+
+
+def test_a_changed_config_is_refused_and_the_field_named(small, quiet, tmp_path):
+    train(small("at", epochs=1), tmp_path / "run", screen=quiet)
+    with pytest.raises(UserError, match=r"eps_low: '7/255' there, '6/255' here"):
+        train(small("at", epochs=1, eps_low=6 / 255), tmp_path / "run", screen=quiet)
+
+
+def test_a_second_process_is_refused(small, quiet, tmp_path):
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(UserError, match="another process"):
+        train(small("at"), tmp_path / "run", screen=quiet)
+
+
+def test_a_folder_of_something_else_is_left_alone(small, quiet, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="not a run folder"):
+        train(small("at"), tmp_path, screen=quiet)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
+    small, quiet, tmp_path, monkeypatch
+):
+    config = small("at")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", screen=quiet)
+    good = Run(tmp_path / "run").folder.checkpoint("last").read_bytes()
+    monkeypatch.setitem(train_module.SCHEDULES, config.optim.schedule, lambda *_: 1e30)
+    with pytest.raises(Diverged, match=r"not finite .* step 5"):
+        train(config, tmp_path / "run", screen=quiet)
+    assert Run(tmp_path / "run").folder.checkpoint("last").read_bytes() == good
+
+
+def test_a_full_disk_costs_nothing_that_was_there(small, quiet, tmp_path, monkeypatch):
+    config = small("at")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", screen=quiet)
+    folder = Run(tmp_path / "run").folder
+    good = folder.checkpoint("last").read_bytes()
+    with monkeypatch.context() as patch:
+
+        def full(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(config, tmp_path / "run", screen=quiet)
+    assert folder.checkpoint("last").read_bytes() == good
+    assert not list(folder.path.rglob("*.partial"))
+    assert len(train(config, tmp_path / "run", screen=quiet).metrics) == 3
+
+
+def test_a_truncated_checkpoint_is_named_and_not_overwritten(small, quiet, tmp_path):
+    config = small("at", epochs=1)
+    run = train(config, tmp_path / "run", screen=quiet)
+    path = run.folder.checkpoint("last")
+    path.write_bytes(path.read_bytes()[:-100])
+    torn = path.read_bytes()
+    with pytest.raises(UserError, match=r"last\.safetensors is truncated"):
+        train(config, tmp_path / "run", screen=quiet)
+    assert path.read_bytes() == torn
+
+
+def test_a_checkpoint_of_another_model_is_refused(small, quiet, tmp_path):
+    small_run = train(small("at", epochs=1), tmp_path / "a", screen=quiet)
+    config = small("at", epochs=1, model="wrn-10-1")
+    other = RunFolder(tmp_path / "b")
+    other.claim(config)
+    other.checkpoint("last").parent.mkdir()
+    other.checkpoint("last").write_bytes(small_run.folder.checkpoint("last").read_bytes())
+    with pytest.raises(UserError, match="another model"):
+        train(config, tmp_path / "b", screen=quiet)
+
+
+def test_without_held_out_images_the_best_is_the_last(small, quiet, tmp_path):
+    run = train(small("at", holdout=0, epochs=1), tmp_path / "run", screen=quiet)
+    assert run.metrics[0]["measured_on"] == "test"
+    last = load_checkpoint(run.folder.checkpoint("last"))[0]
+    for name, tensor in load_checkpoint(run.folder.checkpoint("best"))[0].items():
+        assert torch.equal(tensor, last[name])
+
+
+def test_a_fork_shares_the_burn_in_to_the_bit(small, quiet, tmp_path):
+    train(small(epochs=3), tmp_path / "part", screen=quiet)
+    fork = small(epochs=3, init_from=f"{tmp_path / 'part'}@1")
+    run = train(fork, tmp_path / "fork", screen=quiet)
+    assert files_of(run).keys() == {"last", "best"}
+    mine, theirs = (load_checkpoint(RunFolder(tmp_path / d).checkpoint("last"))[0] for d in ("fork", "part"))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert [row["epoch"] for row in run.metrics] == [2, 3]
+
+
+def test_a_fork_from_an_epoch_that_was_not_kept_names_those_that_were(small, quiet, tmp_path):
+    train(small(epochs=2), tmp_path / "part", screen=quiet)
+    with pytest.raises(UserError, match=r"no checkpoint after epoch 2; there are: 1"):
+        train(small(init_from=f"{tmp_path / 'part'}@2"), tmp_path / "fork", screen=quiet)
+
+
+def test_equal_configs_give_equal_weights_and_another_seed_does_not(small, quiet, tmp_path):
+    a, b, c = (
+        train(small("at", epochs=1, seed=s), tmp_path / name, screen=quiet)
+        for s, name in ((0, "a"), (0, "b"), (1, "c"))
+    )
+    assert files_of(a) == files_of(b)
+    assert files_of(a)["last"] != files_of(c)["last"]
+
+
+def test_metrics_are_json_lines(small, quiet, tmp_path):
+    run = train(small("at", epochs=1), tmp_path / "run", screen=quiet)
+    assert [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()] == run.metrics
+
+
+@pytest.mark.parametrize("method", ["trades", "mart", "part-t", "part-m"])
+def test_every_method_trains(small, quiet, tmp_path, method):
+    run = train(small(method, epochs=2), tmp_path / "run", screen=quiet)
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_a_batch_size_that_does_not_divide_the_data_sees_every_image(small, quiet, tmp_path, monkeypatch):
+    seen = []
+    original = train_module.train_step
+    monkeypatch.setattr(train_module, "train_step", lambda *a: (seen.append(len(a[2].labels)), original(*a)))
+    train(small("at", epochs=1, batch_size=130), tmp_path / "run", screen=quiet)
+    assert seen == [130, 130, 130, 10]

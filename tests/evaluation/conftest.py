@@ -1,0 +1,69 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pixelpart import models
+from pixelpart.config import Config
+from pixelpart.run import Run
+from pixelpart.runfolder import atomic_write, save_checkpoint
+
+
+class Plane(nn.Module):
+    """Logits (+s, -s), s = w·x + bias: the worst change within eps is known without an attack."""
+
+    def __init__(self, size: int = 6) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * size * size, 1)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.randn(self.linear.weight.shape, generator=torch.Generator().manual_seed(1)))
+            self.linear.bias.copy_(-0.5 * self.linear.weight.sum())
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = self.linear(x.flatten(1))
+        return torch.cat((score, -score), 1)
+
+
+class Net(nn.Module):
+    """A small network with batch norm, of five classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        self.conv, self.bn, self.linear = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(64, 5)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.bn(self.conv(x)).relu().flatten(1))
+
+
+@pytest.fixture
+def plane() -> Plane:
+    return Plane().eval()
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net().eval()
+
+
+@pytest.fixture
+def pair() -> tuple[Tensor, Tensor]:
+    """40 images far enough from 0 and 1 that only the ball binds, and labels of two classes."""
+    generator = torch.Generator().manual_seed(3)
+    x = 0.2 + 0.6 * torch.rand(40, 3, 6, 6, generator=generator)
+    return x, torch.randint(2, (40,), generator=generator)
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """An untrained run on disk whose best and last differ."""
+    config = Config(dataset="shapes", model="tiny-cnn", mask={"rule": "mean"})
+    folder = tmp_path / "run"
+    atomic_write(folder / "config.json", config.to_json())
+    for epoch, name in enumerate(("best", "last"), start=1):
+        model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(epoch))
+        state = {f"model.{key}": value for key, value in model.state_dict().items()}
+        save_checkpoint(folder / "checkpoints" / f"{name}.safetensors", state, {"epoch": epoch})
+    return Run(folder)

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from pixelpart import models
+from pixelpart.evaluation.identity import agree, describe, hash_tensors, hash_weights, signature
+
+
+def test_weights_hash_differs_by_name_shape_type_and_value():
+    base = torch.arange(6.0)
+    variants = [("a", base), ("b", base), ("a", base.view(2, 3)), ("a", base.int()), ("a", base + 1)]
+    assert len({hash_tensors([variant]) for variant in variants}) == len(variants)
+    assert hash_tensors([("a", base)]) == hash_tensors([("a", base.clone())])
+
+
+def test_weights_hash_sees_buffers_that_a_state_dict_leaves_out():
+    plain, scaled = (models.build("tiny-cnn", mean=mean, std=(0.5,) * 3) for mean in ((0.4,) * 3, (0.5,) * 3))
+    assert plain.state_dict().keys() == scaled.state_dict().keys()
+    assert hash_weights(plain) != hash_weights(scaled)
+
+
+def test_description_is_the_same_for_equal_models_and_another_for_another_network(net, plane):
+    assert describe(net) == describe(type(net)().train())
+    assert len({describe(model) for model in (net, plane, models.build("tiny-cnn"), models.build("resnet18"))}) == 4
+
+
+def test_signature_agrees_up_to_rounding_and_sees_every_class():
+    logits = torch.randn(8, 10, generator=torch.Generator().manual_seed(0))
+    base = signature(logits)
+    assert agree(base, signature(logits * (1 + 1e-6)))
+    assert not agree(base, signature(logits * 1.01))
+    for k in range(10):
+        other = logits.clone()
+        other[0, k] += 0.01
+        assert not agree(base, signature(other))
+    assert not agree(base, signature(logits[:7]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_signature_that_is_not_finite_agrees_with_nothing(value):
+    assert not agree([1.0, value], [1.0, 2.0])
+    assert not agree([1.0, 2.0], [1.0, value])

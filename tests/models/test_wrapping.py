@@ -1,0 +1,153 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pixelpart.errors import UserError
+from pixelpart.frozen import freeze
+from pixelpart.models import wrap
+
+
+class Net(nn.Module):
+    """A user's network: pooling and a linear layer, nothing called features or head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.body = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
+        self.unused = nn.ReLU()
+        self.fc = nn.Linear(6, 5)
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.body(self.stem(x))
+
+    def classify(self, acts: Tensor) -> Tensor:
+        return self.fc(F.adaptive_avg_pool2d(acts, 1).flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.embed(x))
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.rand(3, 3, 32, 32)
+
+
+WAYS = {
+    "names of modules": lambda net: {"features": "body", "head": "fc"},
+    "the name of a module inside": lambda net: {"features": "body.1", "head": "fc"},
+    "names of methods": lambda net: {"features": "embed", "head": "classify"},
+    "methods": lambda net: {"features": net.embed, "head": net.classify},
+    "functions": lambda net: {
+        "features": lambda x: net.body(net.stem(x)),
+        "head": lambda acts: net.fc(acts.mean((2, 3))),
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wrapped_module_computes_what_the_module_does(way: str, net: Net, x: Tensor) -> None:
+    model = wrap(net, **WAYS[way](net))
+    net.eval()
+    torch.testing.assert_close(model.features(x), net.embed(x))
+    torch.testing.assert_close(model(x), net(x))
+    torch.testing.assert_close(model.head(model.features(x)), net(x))
+
+
+def test_a_linear_head_is_known_to_be_pooled(net: Net) -> None:
+    assert wrap(net, features="body", head="fc").pooled_linear is net.fc
+    assert wrap(net, features="body", head=net.fc).pooled_linear is net.fc
+    assert wrap(net, features="body", head="classify").pooled_linear is None
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "functions"])
+def test_a_copy_runs_on_its_own_weights(way: str, net: Net, x: Tensor) -> None:
+    model = wrap(net.eval(), **WAYS[way](net))
+    before, twin = model(x), copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert (model(x) == 0).all()
+    assert torch.equal(twin(x), before)
+
+
+def test_a_model_wrapped_with_a_function_refuses_to_be_copied(net: Net) -> None:
+    model = wrap(net, **WAYS["functions"](net))
+    with pytest.raises(UserError, match="cannot be copied"):
+        copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("way", ["names of modules", "names of methods"])
+def test_a_frozen_view_computes_the_same(way: str, net: Net, x: Tensor) -> None:
+    model = wrap(net, **WAYS[way](net))
+    model.train()(x)
+    torch.testing.assert_close(freeze(model)(x), model.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_training_updates_batch_norm_once_a_pass(net: Net, x: Tensor) -> None:
+    model = wrap(net, features="body", head="fc")
+    count = net.stem[1].num_batches_tracked.item()
+    model.train()(x)
+    assert net.stem[1].num_batches_tracked.item() == count + 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_wrapping_leaves_no_trace(training: bool, net: Net) -> None:
+    net.train(training)
+    net.fc.bias.requires_grad_(False)
+    state, flags = copy.deepcopy(net.state_dict()), [p.requires_grad for p in net.parameters()]
+    rng = torch.get_rng_state()
+    model = wrap(net, features="body", head="fc")
+    assert all(torch.equal(state[key], value) for key, value in net.state_dict().items())
+    model.features(torch.rand(1, 3, 32, 32, generator=torch.Generator()))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert model.training == net.training == net.stem[1].training == training
+    assert [p.requires_grad for p in net.parameters()] == flags
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_hooks_are_gone_after_an_exception(net: Net) -> None:
+    model = wrap(net, features="body", head="fc")
+    with pytest.raises(RuntimeError):
+        model.features(torch.rand(1, 4, 32, 32))
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_a_head_that_forgets_something_is_refused(net: Net) -> None:
+    with pytest.raises(UserError, match=r"differs from Net\(x\) by"):
+        wrap(net, features="body", head=lambda acts: net.fc(acts.amax((2, 3))))
+    with pytest.raises(UserError, match=r"has shape \(2, 6\) and Net\(x\) \(2, 5\)"):
+        wrap(net, features="body", head=lambda acts: acts.mean((2, 3)))
+    with pytest.raises(UserError, match="of Net fails"):
+        wrap(net, features="stem", head="fc")
+
+
+@pytest.mark.parametrize("settings", [{"features": "nobody", "head": "fc"}, {"features": "body", "head": "nobody"}])
+def test_an_unknown_name_is_told_with_the_choices(net: Net, settings: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="'nobody'; choose from the modules body, fc, stem"):
+        wrap(net, **settings)
+
+
+def test_a_module_that_takes_no_part_is_refused(net: Net) -> None:
+    with pytest.raises(UserError, match="'unused' takes no part"):
+        wrap(net, features="unused", head="fc")
+
+
+def test_an_example_serves_networks_of_another_input() -> None:
+    class Strict(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.shape[-1] == 48, "48 pixels only"
+            return super().forward(x)
+
+    net = Strict()
+    with pytest.raises(UserError, match="give wrap an example"):
+        wrap(net, features="embed", head="fc")
+    x = torch.rand(1, 3, 48, 48)
+    torch.testing.assert_close(wrap(net, features="embed", head="fc", example=x).eval()(x), net.eval()(x))

@@ -1,0 +1,173 @@
+"""Run folders made up on disk, in the formats that evaluation and engine write."""
+
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pixelpart import recipes
+from pixelpart.config import Config
+
+CLASSES = ("disc", "ring", "square")
+VOID = {"meta", "link", "img", "br", "line", "rect", "path", "use"}
+
+
+def _entry(attack: str = "pgd20", accuracy: float = 0.43, **changes: Any) -> dict[str, Any]:
+    steps = {} if attack == "natural" else {"settings": {"steps": 20, "step_size": 2 / 255, "restarts": 1}}
+    n = changes.get("n", 1000)
+    return {
+        "attack": attack, "checkpoint": "best", "epoch": 3, "weights": "averaged", "dataset": "shapes", "split": "test",
+        "accuracy": accuracy, "interval": [accuracy - 0.03, accuracy + 0.03], "correct": round(accuracy * n), "n": n,
+        "eps": 8 / 255, "settings": {}, "seed": 0, "precision": "fp32", "seconds": 1.25, "machine": "two cores",
+        "flags": "eval/ab.npy", "key": "ab",
+    } | steps | changes  # fmt: skip
+
+
+def _metrics_row(epoch: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "epoch": epoch, "loss": 2 / epoch, "lr": 0.1, "natural": 0.5, "pgd": 0.3, "robust_ce": 1.5,
+        "train_natural": 0.6, "train_pgd": 0.35, "measured_on": "held-out", "seconds": 2.0, "images_per_second": 900.0,
+        "budget_mean": 7.5 / 255, "high_fraction": 0.4, "dead_cams": 0, "damage": 0.2, "phase": "plain",
+    } | changes  # fmt: skip
+
+
+def _explained(n: int = 2, **changes: Any) -> dict[str, Any]:
+    images = [
+        {
+            "index": 10 + k,
+            "label": 0,
+            "natural": {"class": 0, "confidence": 0.91},
+            "adversarial": {"class": 1, "confidence": 0.62},
+        }
+        for k in range(n)
+    ]
+    return {
+        "schema_version": 1, "checkpoint": "best", "epoch": 3, "eps": 8 / 255, "steps": 20,
+        "classes": list(CLASSES), "images": images, "object": None,
+    } | changes  # fmt: skip
+
+
+def _arrays(n: int = 2, size: int = 4, channels: int = 1) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    picture = random.random((n, 3, size, size), dtype=np.float32)
+    heat = random.random((n, size, size), dtype=np.float32)
+    budget = np.where(heat[:, None].repeat(channels, 1) > 0.5, 8 / 255, 7 / 255).astype(np.float32)
+    adversarial = np.clip(picture + budget * np.sign(random.standard_normal(picture.shape)), 0, 1).astype(np.float32)
+    return {"picture": picture, "heat": heat, "budget": budget, "adversarial": adversarial}
+
+
+@pytest.fixture
+def entry() -> Callable[..., dict[str, Any]]:
+    """Makes an entry of eval.json."""
+    return _entry
+
+
+@pytest.fixture
+def metrics_row() -> Callable[..., dict[str, Any]]:
+    """Makes a line of metrics.jsonl."""
+    return _metrics_row
+
+
+@pytest.fixture
+def explained() -> Callable[..., dict[str, Any]]:
+    """Makes an explain.json."""
+    return _explained
+
+
+@pytest.fixture
+def arrays() -> Callable[..., dict[str, np.ndarray]]:
+    """Makes what explain.safetensors holds."""
+    return _arrays
+
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Writes a run folder; a part given as None is left out."""
+
+    def make(
+        name: str = "part",
+        *,
+        config: Config | None = None,
+        metrics: Any = "usual",
+        entries: Any = "usual",
+        explain: Any = "usual",
+        tensors: Any = "usual",
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        config = config or recipes.RECIPES["shapes-part"](epochs=3, burn_in={"epochs": 1})
+        (folder / "config.json").write_text(config.to_json())
+        if metrics == "usual":
+            metrics = [_metrics_row(1, phase="burn-in"), _metrics_row(2, phase="mask"), _metrics_row(3, phase="mask")]
+        if metrics is not None:
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+        if entries is not None:
+            entries = entries if entries != "usual" else [_entry("natural", 0.71), _entry("pgd20", 0.43)]
+            (folder / "eval.json").write_text(json.dumps({"schema_version": 1, "entries": entries}))
+        if explain is not None:
+            (folder / "explain.json").write_text(json.dumps(explain if explain != "usual" else _explained()))
+        if tensors is not None:
+            save_file(tensors if tensors != "usual" else _arrays(), folder / "explain.safetensors")
+        return folder
+
+    return make
+
+
+class Node:
+    def __init__(self, tag: str, attrs: dict[str, str | None]) -> None:
+        self.tag, self.attrs, self.children = tag, attrs, []
+
+    def all(self, tag: str, cls: str = "") -> "list[Node]":
+        found = []
+        for child in self.children:
+            if isinstance(child, Node):
+                if child.tag == tag and (not cls or cls in (child.attrs.get("class") or "").split()):
+                    found.append(child)
+                found += child.all(tag, cls)
+        return found
+
+    @property
+    def text(self) -> str:
+        """What a reader sees, with runs of white space as one blank."""
+        parts = [child if isinstance(child, str) else child.text for child in self.children]
+        return " ".join("".join(parts).split())
+
+
+class Tree(HTMLParser):
+    """A page as nodes; raises where tags do not nest."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.root = Node("root", {})
+        self.open = [self.root]
+        self.feed(html)
+        assert self.open == [self.root], f"unclosed: {[node.tag for node in self.open[1:]]}"
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        node = Node(tag, dict(attrs))
+        self.open[-1].children.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop().tag == tag, f"</{tag}> closes something else"
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        self.open[-1].children.append(Node(tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+@pytest.fixture
+def parse() -> Callable[[Path], Node]:
+    return lambda path: Tree(path.read_text(encoding="utf-8")).root

@@ -1,0 +1,54 @@
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pixelpart.config import Config
+from pixelpart.flags import Parser, add_config_flags, apply_config_flags
+from pixelpart.recipes import RECIPES
+from pixelpart.report.commands import evaluate_command, shown, train_command
+from pixelpart.report.reading import Entry
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"seed": 3}, {"eps_low": "5.5/255", "normalize": True}, {"optim": {"decay_at": [5, 9], "lr": 0.3}},
+    {"mask": {"rule": "quantile:0.7", "every": 2}, "init_from": "runs/a b@3"}, {"optim": {"decay_at": []}},
+])  # fmt: skip
+def test_the_train_command_gives_back_the_config(changes):
+    config = RECIPES["shapes-part"](**changes)
+    words = shlex.split(train_command(config, Path("runs/x")))
+    assert words[:3] == ["pixelpart", "train", "shapes-part"]
+    assert words[-2:] == ["--out", "runs/x"]
+    recipe, parser = RECIPES[words[2]](), Parser()
+    add_config_flags(parser, recipe)
+    assert apply_config_flags(recipe, parser.parse_all(words[3:-2])) == config
+
+
+def test_an_unknown_recipe_is_trained_from_the_runs_own_config():
+    assert train_command(Config(recipe="mine; rm"), Path("runs/x")) == "pixelpart train runs/x/config.json --out RUN"
+
+
+def test_the_evaluate_command_names_what_differs_from_the_defaults(entry):
+    entries = [Entry(**entry("natural", n=2000)), Entry(**entry("pgd20", n=2000))]
+    assert (
+        evaluate_command(Path("runs/x"), entries)
+        == "pixelpart evaluate runs/x --attacks natural,pgd20 --checkpoint best"
+    )
+    odd = Entry(
+        **entry("pgd5", eps=4 / 255, seed=2, n=64, checkpoint="last", settings={"steps": 5, "step_size": 1 / 255})
+    )
+    assert evaluate_command(Path("my run"), [odd]) == (
+        "pixelpart evaluate 'my run' --attacks pgd5 --checkpoint last "
+        "--eps 4/255 --seed 2 --step-size 1/255 --images 64"
+    )
+
+
+def test_a_number_that_is_no_fraction_is_written_whole(entry):
+    odd = Entry(**entry("pgd20", eps=0.0123456789012, n=2000))
+    assert "--eps 0.0123456789012" in evaluate_command(Path("x"), [odd])
+
+
+def test_paths_beneath_are_relative_and_others_as_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown(tmp_path / "runs" / "a") == "runs/a"
+    assert shown(Path("/elsewhere/b")) == "/elsewhere/b"

@@ -1,0 +1,102 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelpart.losses import LOSSES, at_class, ce, dlr, kl, margin, without
+
+
+def draw(seed, b=6, k=5):
+    g = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(b, k, generator=g, dtype=torch.float64), torch.randint(k, (b,), generator=g)
+
+
+def probabilities(row):
+    total = sum(math.exp(z) for z in row)
+    return [math.exp(z) / total for z in row]
+
+
+def test_hand_computed_values():
+    z = torch.tensor([[1.0, 3.0, 0.0, -1.0], [1.0, 3.0, 0.0, -1.0]])
+    y = torch.tensor([1, 0])
+    assert margin(z, y).tolist() == [-2.0, 2.0]
+    assert dlr(z, y).tolist() == pytest.approx([-2 / 3, 2 / 3])
+    assert ce(torch.zeros(1, 4), torch.tensor([2])).tolist() == pytest.approx([math.log(4)])
+    even, sure = torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]])
+    assert kl(even, sure).tolist() == pytest.approx([0.75 * math.log(1.5) + 0.25 * math.log(0.5)])
+    assert at_class(z, y).tolist() == [3.0, 1.0]
+    assert without(z, y)[0].tolist() == [1.0, -math.inf, 0.0, -1.0]
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), k=st.integers(3, 12))
+def test_every_loss_equals_a_loop_over_samples(seed, k):
+    z, y = draw(seed, k=k)
+    other, _ = draw(seed + 1, k=k)
+    for i in range(len(y)):
+        row, label = z[i].tolist(), int(y[i])
+        p, q = probabilities(row), probabilities(other[i].tolist())
+        lead = max(v for j, v in enumerate(row) if j != label) - row[label]
+        ranked = sorted(row, reverse=True)
+        assert ce(z, y)[i].item() == pytest.approx(-math.log(p[label]))
+        assert margin(z, y)[i].item() == pytest.approx(lead)
+        assert dlr(z, y)[i].item() == pytest.approx(lead / (ranked[0] - ranked[2]))
+        assert kl(z, other)[i].item() == pytest.approx(sum(b * math.log(b / a) for a, b in zip(p, q, strict=True)))
+
+
+def test_dlr_equals_the_published_form_with_sorted_logits():
+    z, y = draw(3, b=200)
+    ranked, order = z.sort(dim=1)
+    right = (order[:, -1] == y).double()
+    z_y = z[torch.arange(200), y]
+    published = -(z_y - ranked[:, -2] * right - ranked[:, -1] * (1 - right)) / (ranked[:, -1] - ranked[:, -3] + 1e-12)
+    torch.testing.assert_close(dlr(z, y), published)
+
+
+def test_kl_equals_torch_and_is_zero_on_equal_logits():
+    z, _ = draw(1)
+    other, _ = draw(2)
+    torch.testing.assert_close(kl(z, other), F.kl_div(z.log_softmax(1), other.softmax(1), reduction="none").sum(1))
+    assert kl(z, z).abs().max() == 0
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), shift=st.floats(-50, 50), scale=st.floats(0.01, 100))
+def test_a_shift_changes_no_loss_and_a_scale_leaves_dlr(seed, shift, scale):
+    z, y = draw(seed)
+    for name, loss in LOSSES.items():
+        target = draw(seed + 1)[0] if name == "kl" else y
+        torch.testing.assert_close(loss(z + shift, target), loss(z, target), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(dlr(z * scale, y), dlr(z, y), atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["margin", "dlr"])
+def test_negative_means_right(name):
+    z, y = draw(5, b=200)
+    assert ((LOSSES[name](z, y) < 0) == (z.argmax(1) == y)).all()
+
+
+@pytest.mark.parametrize("k", [2, 200])
+@pytest.mark.parametrize("name", ["ce", "kl", "margin", "dlr"])
+def test_few_and_many_classes(name, k):
+    z, y = draw(6, k=k)
+    target = draw(7, k=k)[0] if name == "kl" else y
+    if name == "dlr" and k == 2:
+        with pytest.raises(AssertionError, match="at least 3 classes, not 2"):
+            dlr(z, y)
+    else:
+        assert LOSSES[name](z, target).shape == (6,)
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_finite_values_and_gradients_on_extreme_logits(name):
+    z = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 1e4], [0.0, 0.0, 0.0]], requires_grad=True)
+    y = torch.tensor([1, 0, 2])
+    target = -z.detach() if name == "kl" else y
+    loss = LOSSES[name](z, target)
+    loss.sum().backward()
+    assert loss.isfinite().all()
+    assert z.grad.isfinite().all()
