@@ -1,10 +1,11 @@
-"""The command line: `pixelpart train | evaluate | report | data | demo`.
+"""The command line: `pixelpart train | evaluate | explain | report | data | demo`.
 
 Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C. torch is imported
 only by commands that compute, once their arguments are known to be right.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -12,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart import __version__
-from pixelpart.config import parse_fraction, read_config
+from pixelpart import __version__, defaults
+from pixelpart.config import parse_fraction, read_config, write_fraction
 from pixelpart.errors import Diverged, UserError, choose
 from pixelpart.flags import Parser, add_config_flags, apply_config_flags
 from pixelpart.progress import Screen
@@ -23,8 +24,12 @@ from pixelpart.recipes import RECIPES
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     args = list(sys.argv[1:] if args is None else args)
+    code = None
     try:
-        return dispatch(args) or 0
+        with contextlib.suppress(SystemExit):  # argparse has shown a command's --help
+            code = dispatch(args)
+        print(end="", flush=True)  # now: at exit nobody could catch that the reader of our output has gone
+        return code or 0
     except UserError as error:
         print(f"pixelpart: {error}", file=sys.stderr)
         return 2
@@ -72,6 +77,9 @@ def train(args: list[str]) -> None:
     running.add_argument("--out", type=Path, help="run folder (runs/RECIPE-SEED)")
     running.add_argument("--print-config", action="store_true", help="write the config as TOML and stop")
     add_device_and_root(running)
+    running.add_argument(
+        "--plain", action="store_true", help="no compiled and captured step on a GPU: the reference path"
+    )
     running.add_argument("--quiet", action="store_true", help="no progress")
     add_config_flags(parser, config)
     found = parser.parse_all(rest)
@@ -82,7 +90,8 @@ def train(args: list[str]) -> None:
     from pixelpart.engine.train import train as run_training
 
     out = found.out or Path("runs") / f"{config.recipe}-{config.seed}"
-    run_training(config, out, device=found.device, data_root=found.data_root, screen=Screen(quiet=found.quiet))
+    screen = Screen(quiet=found.quiet)
+    run_training(config, out, device=found.device, data_root=found.data_root, fast=not found.plain, screen=screen)
 
 
 def evaluate(args: list[str]) -> None:
@@ -90,13 +99,24 @@ def evaluate(args: list[str]) -> None:
     parser = Parser(prog="pixelpart evaluate", description=evaluate.__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument(
-        "--attacks", default="natural,pgd20", help="comma-separated: natural, pgdK, pgdKxR (here: %(default)s)"
+        "--attacks",
+        default=",".join(defaults.ATTACKS),
+        help="comma-separated: natural, or an attack with its steps, and restarts if more than one, such as pgd20, "
+        "pgd20x5, mma20 (here: %(default)s)",
     )
     parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
-    parser.add_argument("--eps", type=fraction, default=8 / 255, help="budget of every pixel (here: 8/255)")
-    parser.add_argument("--step-size", type=fraction, default=2 / 255, help="length of an attack's step (here: 2/255)")
+    eps, step_size = defaults.EPS, defaults.STEP_SIZE
+    parser.add_argument(
+        "--eps", type=fraction, default=eps, help=f"budget of every pixel (here: {write_fraction(eps)})"
+    )
+    parser.add_argument(
+        "--step-size",
+        type=fraction,
+        default=step_size,
+        help=f"length of an attack's step (here: {write_fraction(step_size)})",
+    )
     parser.add_argument("--images", type=int, help="the first so many test images (here: all)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the attacks' random starts")
+    parser.add_argument("--seed", type=int, default=defaults.SEED, help="seed of the attacks' random starts")
     parser.add_argument("--batch-size", type=int, default=256)
     add_device_and_root(parser)
     parser.add_argument("--json", action="store_true", help="the entries of eval.json on stdout")
@@ -119,6 +139,23 @@ def evaluate(args: list[str]) -> None:
             progress=lambda attack, done, total, right: move(attack, done, total, f"{right / max(done, 1):.2%} right"),
         )
     print(json.dumps(result.entries, indent=2) if found.json else result)
+
+
+def explain(args: list[str]) -> None:
+    """Makes the pictures of a run's report: heat, budget and attack of a few test images."""
+    parser = Parser(prog="pixelpart explain", description=explain.__doc__)
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    parser.add_argument("--images", type=int, default=12, help="so many, spread over the classes (here: %(default)s)")
+    add_device_and_root(parser)
+    found = parser.parse_all(args)
+    from pixelpart.evaluation.explain import explain as run_explanation
+
+    print(
+        run_explanation(
+            found.run, n=found.images, checkpoint=found.checkpoint, device=found.device, root=found.data_root
+        )
+    )
 
 
 def report(args: list[str]) -> None:
@@ -161,7 +198,9 @@ def data(args: list[str]) -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         for row in rows:
-            print(f"{row.name:<10} {row.status:<10} {row.images:>7} images {row.bytes / 1e6:>8.1f} MB  {row.where}")
+            about = f" ({row.about})" if found.what == "list" else ""
+            size = f"{row.images:>7} images {row.bytes / 1e6:>8.1f} MB"
+            print(f"{row.name:<10} {row.status:<10} {size}  {row.where}{about}")
 
 
 def demo(args: list[str]) -> None:
@@ -204,6 +243,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "demo": demo,
     "train": train,
     "evaluate": evaluate,
+    "explain": explain,
     "report": report,
     "data": data,
 }

@@ -9,14 +9,25 @@ import math
 import tomllib
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from pixelpart.errors import UserError
 
 SCHEMA_VERSION = 1
+EPS_LOW = 7 / 255
 
 
 def parse_fraction(value: Any) -> float:
@@ -24,8 +35,8 @@ def parse_fraction(value: Any) -> float:
     if not isinstance(value, str):
         return value
     try:
-        numerator, _, denominator = value.partition("/")
-        number = float(numerator) / float(denominator or 1)
+        numerator, slash, denominator = value.partition("/")
+        number = float(numerator) / float(denominator if slash else 1)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{value!r} is not a number or a fraction such as 8/255") from None
     if not math.isfinite(number):
@@ -41,6 +52,11 @@ def write_fraction(value: float) -> float | str:
 
 
 Eps = Annotated[float, BeforeValidator(parse_fraction), PlainSerializer(write_fraction), Field(ge=0, le=1)]
+# Told apart by a tag, so that a mistake is reported once and not for each of the two.
+SameOrEps = Annotated[
+    Annotated[Literal["same"], Tag("same")] | Annotated[Eps, Tag("number")],
+    Discriminator(lambda value: "same" if value == "same" else "number"),
+]
 
 
 class Part(BaseModel):
@@ -72,8 +88,8 @@ class MaskConfig(Part):
 class BurnInConfig(Part):
     epochs: int = Field(0, ge=0)
     """first epochs, trained without the mask"""
-    eps: Eps = 8 / 255
-    """the uniform budget of burn-in"""
+    eps: SameOrEps = "same"
+    """the uniform budget of burn-in: same (the run's eps) or a number"""
     objective: str = "same"
     """the loss of burn-in: same (the run's own), at, trades or mart"""
 
@@ -127,7 +143,7 @@ class Config(Part):
     """images a step, over all processes"""
     eps: Eps = 8 / 255
     """budget of the pixels that matter, and of every pixel where there is no mask"""
-    eps_low: Eps = 7 / 255
+    eps_low: Eps = EPS_LOW
     """budget of the others"""
     attack: AttackConfig = AttackConfig()
     mask: MaskConfig = MaskConfig()
@@ -139,7 +155,7 @@ class Config(Part):
     keep: tuple[int, ...] = ()
     """epochs after which a checkpoint is kept for good; the end of burn-in always is"""
     precision: str = "fp32"
-    """fp32, the reference"""
+    """fp32 (the reference) or bf16 (behind the first convolution; weights, pixels and head stay fp32)"""
     init_from: str = ""
     """RUN@EPOCH: start from another run's weights and optimiser after that many epochs"""
 
@@ -149,12 +165,13 @@ class Config(Part):
             raise ValueError(
                 f"schema_version {self.schema_version} is not {SCHEMA_VERSION}, the one this version reads"
             )
-        if self.eps_low > self.eps:
-            raise ValueError(
-                f"eps_low {write_fraction(self.eps_low)} is above eps {write_fraction(self.eps)}; choose eps_low <= eps"
-            )
-        if self.burn_in.epochs > self.epochs:
-            raise ValueError(f"burn_in.epochs {self.burn_in.epochs} is above epochs {self.epochs}")
+        masked = self.mask.rule != "none"
+        if self.eps_low > self.eps and (masked or self.eps_low != EPS_LOW):  # without a mask the default is not in use
+            low, high = write_fraction(self.eps_low), write_fraction(self.eps)
+            raise ValueError(f"eps_low {low} is above eps {high}; choose eps_low <= eps")
+        if self.burn_in.epochs > self.epochs - masked:
+            left = "leaves no epoch for the mask" if masked else "is too long"
+            raise ValueError(f"burn_in.epochs {self.burn_in.epochs} {left}: epochs is {self.epochs}")
         return self
 
     def hash(self) -> str:
@@ -199,14 +216,19 @@ def explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def differing_fields(a: Config, b: Config) -> list[str]:
-    """Dotted names of the fields in which two configs differ, each with both values."""
+def flat(config: Config) -> dict[str, Any]:
+    """Every field's value as JSON has it, under its dotted name."""
 
-    def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    def walk(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, value in values.items():
-            out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+            out |= walk(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         return out
 
-    left, right = flat(a.model_dump(mode="json")), flat(b.model_dump(mode="json"))
+    return walk(config.model_dump(mode="json"))
+
+
+def differing_fields(a: Config, b: Config) -> list[str]:
+    """Dotted names of the fields in which two configs differ, each with both values."""
+    left, right = flat(a), flat(b)
     return [f"{key}: {left[key]!r} there, {right[key]!r} here" for key in left if left[key] != right[key]]

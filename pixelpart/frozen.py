@@ -2,17 +2,25 @@
 
 `frozen(model)` lends a caller's own model in eval mode and puts everything back. `Folding(model)` reads the structure
 of a classifier once; each call of it then gives a `Frozen` view of the weights as they are now, made of tensor
-operations alone, so that it can sit inside a compiled or captured training step.
+operations alone, so that it can sit inside a compiled or captured training step. `Working(model)` is the same for the
+training pass: live weights, train mode.
+
+Both may compute in bf16: pixels and the first convolution stay fp32, since near white bf16 has steps of 1/256 and would
+turn +7.5/255 into +7 and -7.5/255 into -8; what follows is bf16, and so are copies of the weights; the head is fp32.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import is_parametrized
+
+from pixelpart.fusing import fuse_relus
 
 
 @contextmanager
@@ -43,24 +51,6 @@ class Linear(NamedTuple):
     bias: Tensor | None
 
 
-class Frozen(nn.Module):
-    """A view of a classifier for the attack: features, head and logits; its tensors carry no gradient history."""
-
-    def __init__(self, features: "Part", head: "Part", linear: Linear | None) -> None:
-        super().__init__()
-        self._features, self._head = features, head
-        self.pooled_linear = linear
-
-    def features(self, x: Tensor) -> Tensor:
-        return self._features(x)
-
-    def head(self, acts: Tensor) -> Tensor:
-        return self._head(acts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-
 class Part(NamedTuple):
     """One half of a classifier: a structure, and the tensors that fill it."""
 
@@ -71,37 +61,56 @@ class Part(NamedTuple):
         return functional_call(self.structure, self.weights, (x,))
 
 
+@dataclass(frozen=True)
+class Frozen:
+    """A view of a classifier for the attack: features, head and logits; its tensors carry no gradient history."""
+
+    features: Part
+    head: Part
+    pooled_linear: Linear | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
 class Folding:
     """Calling it gives the model's `Frozen` view at its present weights.
 
     `folded` says whether the structure could be read (by torch.fx) and batch norm folded; a model whose forward pass
-    branches on its input is used as it is, in eval mode: the same numbers, only slower.
+    branches on its input, or one with hooks, is used as it is, in eval mode and its own precision: the same numbers,
+    only slower. With `fuse`, convolution and ReLU are one operation of pixelpart.kernels: fewer passes over memory, and
+    gradients with respect to images alone.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, dtype: torch.dtype | None = None, fuse: bool = False) -> None:
         self.model = model
         skeleton = copy.deepcopy(model).eval().to("meta")
         self._features: _Traced | _Called
         self._head: _Traced | _Called
         try:
-            self._features, self._head = _Traced(skeleton, "features"), _Traced(skeleton, "head")
-        except (fx.proxy.TraceError, TypeError, ValueError, NotImplementedError):
+            self._features = _Traced(skeleton, "features", fold=True, dtype=dtype, fuse=fuse)
+            self._head = _Traced(skeleton, "head", fold=True, widen=dtype is not None)
+        except Unreadable:
             self._features, self._head = _Called(skeleton, "features"), _Called(skeleton, "head")
         self.folded = isinstance(self._features, _Traced)
+        self._fill: Callable[..., Any] = self._fill_both
 
     @torch.no_grad()
-    def __call__(self) -> Frozen:
-        live = {name: tensor.detach() for name, tensor in self.model.named_parameters()} | dict(
-            self.model.named_buffers()
-        )
-        linear = getattr(self.model, "pooled_linear", None)
-        return Frozen(
-            self._features.fill(live),
-            self._head.fill(live),
-            None
-            if linear is None
-            else Linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach()),
-        )
+    def __call__(self, other: nn.Module | None = None) -> Frozen:
+        """The view of this model, or of another with the same structure."""
+        model = other or self.model
+        features, head = self._fill({name: tensor.detach() for name, tensor in _tensors_of(model).items()})
+        linear = getattr(model, "pooled_linear", None)
+        if linear is not None:
+            linear = Linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        return Frozen(Part(self._features.structure, features), Part(self._head.structure, head), linear)
+
+    def _fill_both(self, live: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return self._features.fill(live), self._head.fill(live)
+
+    def compile(self) -> None:
+        """From now on the folding itself is a few kernels instead of a few for every layer."""
+        self._fill = torch.compile(self._fill_both, dynamic=False, fullgraph=True)
 
 
 def freeze(model: nn.Module) -> Frozen:
@@ -109,14 +118,44 @@ def freeze(model: nn.Module) -> Frozen:
     return Folding(model)()
 
 
+class Working:
+    """The logits of a classifier in train mode, computed in bf16 behind the first convolution from its fp32 weights.
+
+    Gradients reach the model's own parameters, and batch norm's statistics are the model's own. A model whose structure
+    cannot be read raises Unreadable.
+    """
+
+    def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
+        self.model = model
+        skeleton = copy.deepcopy(model).train().to("meta")
+        self._features = _Traced(skeleton, "features", fold=False, dtype=dtype)
+        self._head = _Traced(skeleton, "head", fold=False, widen=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        live = _tensors_of(self.model)
+        for part in (self._features, self._head):
+            x = Part(part.structure, part.fill(live))(x)
+        return x
+
+
+class Unreadable(Exception):
+    """A network that cannot be traced: its forward pass does more than operations on its input and its weights."""
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
 class _Called:
     """One method of a classifier, run as it is on a copy without weights."""
 
     def __init__(self, skeleton: nn.Module, method: str) -> None:
         self.structure = _Method(skeleton, method)
+        # A module that goes by two names is filled once.
+        self.names = [name for name, _ in (*skeleton.named_parameters(), *skeleton.named_buffers())]
 
-    def fill(self, live: dict[str, Tensor]) -> Part:
-        return Part(self.structure, {f"model.{name}": tensor for name, tensor in live.items()})
+    def fill(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"model.{name}": live[name] for name in self.names}
 
 
 class _Method(nn.Module):
@@ -129,46 +168,98 @@ class _Method(nn.Module):
 
 
 class _Traced:
-    """One method of a classifier as a graph in which no batch norm is left.
+    """One method of a classifier as a graph; folded, no batch norm is left in it.
 
     In eval mode batch norm is scale x + shift per channel: scale = gamma / sqrt(var + eps), shift = beta - scale mean.
     Behind a convolution it becomes part of it: weight * scale and (bias - mean) * scale + beta. Where it reads
     something else (the residual sum of a pre-activation net) it stays, as that affine map.
     """
 
-    def __init__(self, skeleton: nn.Module, method: str) -> None:
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        method: str,
+        *,
+        fold: bool,
+        dtype: torch.dtype | None = None,
+        widen: bool = False,
+        fuse: bool = False,
+    ) -> None:
         tracer = fx.Tracer()
         tracer.traced_func_name = method
-        self.structure = fx.GraphModule(skeleton, tracer.trace(skeleton))
+        skeleton = copy.deepcopy(skeleton)  # folding changes its modules
+        if any(module._forward_hooks or module._forward_pre_hooks for module in skeleton.modules()):
+            raise Unreadable("a graph would leave the model's hooks out")
+        if any(map(is_parametrized, skeleton.modules())):
+            raise Unreadable("its weights are made anew at every pass")
+        known = _tensors_of(skeleton).keys()
+        try:
+            graph = tracer.trace(skeleton)
+        except Exception as error:  # the model's own code, run on stand-ins for tensors: it may fail in any way
+            raise Unreadable(str(error)) from error
+        self.structure = fx.GraphModule(skeleton, graph)
+        if not _tensors_of(self.structure).keys() <= known:
+            raise Unreadable("it makes tensors of its own as it runs")
         self.folds: list[tuple[str, str, float]] = []  # convolution, batch norm behind it, its eps
         self.affines: list[tuple[str, float]] = []  # batch norm that stays, its eps
-        self._fold()
+        self.narrowed: dict[str, torch.dtype] = {}  # weights that are used in a narrower type
+        if fold:
+            self._fold()
+        if dtype is not None:
+            self._narrow(dtype)
+        if widen:
+            self._widen()
+        if fuse:
+            fuse_relus(self.structure)
+        self.structure.graph.lint()
+        self.structure.delete_all_unused_submodules()
+        self.structure.recompile()
+        self.names = list(_tensors_of(self.structure))
+
+    def _calls(self) -> list[tuple[Any, nn.Module]]:  # fx types a node's target and arguments too widely to be of use
+        modules = dict(self.structure.named_modules())
+        return [(node, modules[node.target]) for node in self.structure.graph.nodes if node.op == "call_module"]
 
     def _fold(self) -> None:
-        graph, modules = self.structure.graph, dict(self.structure.named_modules())
-        calls = [node for node in graph.nodes if node.op == "call_module"]
-        uses = [node.target for node in calls]
-        for node in calls:
-            norm = modules[node.target]
-            if not isinstance(norm, nn.BatchNorm2d) or norm.running_var is None:
+        calls = self._calls()
+        modules = dict(calls)
+        uses = [node.target for node, _ in calls]
+        # Modules whose tensors the forward pass also reads by name stay as they are.
+        read = {str(node.target).rpartition(".")[0] for node in self.structure.graph.nodes if node.op == "get_attr"}
+        for node, norm in calls:
+            if not isinstance(norm, nn.BatchNorm2d) or norm.running_var is None or node.target in read:
                 continue
-            source = node.args[0]
-            conv = modules.get(source.target) if source.op == "call_module" else None
+            source = node.args[0] if node.args else node.kwargs["input"]
+            conv = modules.get(source)
             alone = len(source.users) == 1 and uses.count(source.target) == 1 and uses.count(node.target) == 1
-            if isinstance(conv, nn.Conv2d) and alone:
+            if isinstance(conv, nn.Conv2d) and alone and source.target not in read:
                 if conv.bias is None:
                     conv.bias = nn.Parameter(torch.empty(conv.out_channels, device="meta"))
                 node.replace_all_uses_with(source)
-                graph.erase_node(node)
+                self.structure.graph.erase_node(node)
                 self.folds.append((source.target, node.target, norm.eps))
             else:
                 self.structure.set_submodule(node.target, _Affine(norm.num_features))
                 self.affines.append((node.target, norm.eps))
-        self.structure.delete_all_unused_submodules()
-        self.structure.recompile()
-        self.names = [name for name, _ in (*self.structure.named_parameters(), *self.structure.named_buffers())]
 
-    def fill(self, live: dict[str, Tensor]) -> Part:
+    def _narrow(self, dtype: torch.dtype) -> None:
+        """All behind the first convolution in the narrower type."""
+        first, *others = [(node, module) for node, module in self._calls() if isinstance(module, nn.Conv2d | nn.Linear)]
+        with self.structure.graph.inserting_after(first[0]):
+            cast = self.structure.graph.call_method("to", (first[0], dtype))
+        first[0].replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+        for node, module in others:
+            self.narrowed |= {f"{node.target}.{name}": dtype for name, _ in module.named_parameters()}
+
+    def _widen(self) -> None:
+        """What comes in, in fp32 again."""
+        entry = next(node for node in self.structure.graph.nodes if node.op == "placeholder")
+        with self.structure.graph.inserting_after(entry):
+            wide = self.structure.graph.call_method("to", (entry, torch.float32))
+        entry.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+
+    def fill(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What to put into the structure, from the tensors of the model."""
         made: dict[str, Tensor] = {}
         for conv, norm, eps in self.folds:
             scale, shift = _scale_and_shift(live, norm, eps)
@@ -177,7 +268,8 @@ class _Traced:
             made[f"{conv}.bias"] = shift if bias is None else bias * scale + shift
         for norm, eps in self.affines:
             made[f"{norm}.scale"], made[f"{norm}.shift"] = _scale_and_shift(live, norm, eps)
-        return Part(self.structure, {name: made[name] if name in made else live[name] for name in self.names})
+        full = {name: made[name] if name in made else live[name] for name in self.names}
+        return {name: tensor.to(self.narrowed.get(name, tensor.dtype)) for name, tensor in full.items()}
 
 
 class _Affine(nn.Module):
@@ -187,7 +279,7 @@ class _Affine(nn.Module):
         self.shift = nn.Parameter(torch.empty(channels, device="meta"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.shift[:, None, None], x, self.scale[:, None, None])
+        return torch.addcmul(self.shift[:, None, None], x, self.scale[:, None, None]).to(x.dtype)
 
 
 def _scale_and_shift(live: dict[str, Tensor], norm: str, eps: float) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pixelpart.errors import UserError
 from pixelpart.types import Labels, Logits, PerSample
 
 
@@ -30,7 +31,8 @@ def dlr(logits: Logits, y: Labels) -> PerSample:
 
     Unchanged by a shift or a scale of the logits; Croce and Hein 2020, AutoAttack, where the 1e-12 comes from.
     """
-    assert logits.shape[1] >= 3, f"dlr needs at least 3 classes, not {logits.shape[1]}"
+    if logits.shape[1] < 3:
+        raise UserError(f"the loss dlr needs at least 3 classes, not {logits.shape[1]}; choose ce, kl or margin")
     top = logits.topk(3, dim=1).values
     return margin(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
 

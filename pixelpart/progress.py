@@ -16,7 +16,7 @@ class Screen:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self.console = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
     def say(self, line: str) -> None:
         """One line that stays."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pixelpart.config import BurnInConfig, Config, MaskConfig, ObjectiveConfig, OptimConfig, config_from
 
-OBJECTIVES = {"at": "at", "trades": "trades", "mart": "mart", "part": "at", "part-t": "trades", "part-m": "mart"}
+METHODS = {"at": "at", "trades": "trades", "mart": "mart", "part": "at", "part-t": "trades", "part-m": "mart"}
 
 
 def shapes(method: str, **overrides: Any) -> Config:
@@ -42,6 +42,7 @@ def cifar10(method: str, **overrides: Any) -> Config:
         augment="crop-flip",
         holdout=0,
         model="resnet18",
+        precision="bf16",
         epochs=80,
         batch_size=128,
         optim=OptimConfig(lr=0.01, weight_decay=2e-4, schedule="step", decay_at=(60,)),
@@ -59,6 +60,7 @@ def cifar10_fast(method: str, **overrides: Any) -> Config:
         augment="crop-flip",
         holdout=1024,
         model="resnet18",
+        precision="bf16",
         epochs=30,
         batch_size=128,
         ema=0.999,
@@ -71,7 +73,7 @@ def _config(recipe: str, method: str, overrides: dict[str, Any], *, burn_in_epoc
     masked = method.startswith("part")
     settings |= {
         "recipe": recipe,
-        "objective": ObjectiveConfig(name=OBJECTIVES[method]),
+        "objective": ObjectiveConfig(name=METHODS[method]),
         "mask": MaskConfig(rule="mean" if masked else "none"),
         "burn_in": BurnInConfig(epochs=burn_in_epochs if masked else 0),
     }
@@ -83,9 +85,9 @@ def _config(recipe: str, method: str, overrides: dict[str, Any], *, burn_in_epoc
 
 
 RECIPES: dict[str, Callable[..., Config]] = {
-    **{f"shapes-{method}": functools.partial(shapes, method) for method in OBJECTIVES},
-    **{f"cifar10-{method}": functools.partial(cifar10, method) for method in OBJECTIVES},
-    **{f"cifar10-{method}-fast": functools.partial(cifar10_fast, method) for method in OBJECTIVES},
+    **{f"shapes-{method}": functools.partial(shapes, method) for method in METHODS},
+    **{f"cifar10-{method}": functools.partial(cifar10, method) for method in METHODS},
+    **{f"cifar10-{method}-fast": functools.partial(cifar10_fast, method) for method in METHODS},
 }
 
 

@@ -20,6 +20,9 @@ class Run:
 
     dir: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dir", Path(self.dir))  # a caller may have said Run("runs/x")
+
     @cached_property
     def folder(self) -> RunFolder:
         return RunFolder(self.dir)
@@ -38,12 +41,12 @@ class Run:
 
     def load(self, checkpoint: str = "best") -> tuple[Classifier, Row]:
         """A checkpoint's model in eval mode, and its facts: its epoch, whether its weights are averaged or raw, ..."""
+        averaged = self.config.ema > 0
         path = self.folder.checkpoint(checkpoint)
         if not path.exists():
             there = sorted(file.stem for file in path.parent.glob("*.safetensors"))
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; there are: {', '.join(there) or 'none yet'}")
         tensors, facts = load_checkpoint(path)
-        averaged = self.config.ema > 0
         model = build_model(self.config)
         fill(model, tensors, prefix="average." if averaged else "model.", source=str(path))
         return model.eval(), facts | {"weights": "averaged" if averaged else "raw"}

@@ -15,6 +15,8 @@ from torch import Tensor
 from pixelpart.config import Config, differing_fields, read_config
 from pixelpart.errors import UserError
 
+EVAL_SCHEMA = 1  # layout of eval.json
+EXPLAIN_SCHEMA = 1  # layout of explain.json
 Row = dict[str, Any]
 
 
@@ -76,7 +78,6 @@ class RunFolder:
         self.config_file = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.log_file = self.path / "log.txt"
-        self.eval_file = self.path / "eval.json"
 
     def checkpoint(self, name: str) -> Path:
         """last, best, or epoch-N."""
@@ -87,16 +88,20 @@ class RunFolder:
             raise UserError(f"{self.path} is not a run folder: it has no config.json")
         return read_config(self.config_file)
 
-    def claim(self, config: Config) -> None:
-        """Writes the config into a new folder; in an old one it must be the same, or a UserError names the fields."""
+    def check(self, config: Config) -> None:
+        """Returns if the folder is new, empty or holds a run with this config; else a UserError names what differs."""
         if self.config_file.exists():
             if differing := differing_fields(self.read_config(), config):
-                raise UserError(
-                    f"{self.path} holds a run with another config ({'; '.join(differing)}); choose another --out"
-                )
-        elif self.path.exists() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+                what = "; ".join(differing)
+                raise UserError(f"{self.path} holds a run with another config ({what}); choose another --out")
+        elif self.path.exists() and (
+            not self.path.is_dir() or any(entry.name != ".lock" for entry in self.path.iterdir())
+        ):
             raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
-        else:
+
+    def claim(self, config: Config) -> None:
+        """Writes the config into a folder that has none."""
+        if not self.config_file.exists():
             atomic_write(self.config_file, config.to_json())
 
     @contextlib.contextmanager

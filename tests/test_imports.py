@@ -8,7 +8,9 @@ from pathlib import Path
 import pixelpart
 
 ROOT = Path(pixelpart.__file__).parent
-BASE = {"types", "errors", "config", "draws", "world", "losses", "frozen", "runfolder", "progress", "recipes"}
+BASE = {
+    "types", "errors", "defaults", "device", "config", "draws", "world", "losses", "frozen", "runfolder", "progress",
+    "recipes", "kernels", "fusing"}  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
 LATER = ["run", "evaluation", "engine", "experiments", "report", "export", "flags", "cli", "__main__"]
 

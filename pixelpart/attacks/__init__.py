@@ -1,6 +1,7 @@
-"""x, budget -> x_adv. Every attack is called as attack(model, x, y, budget, *, step_size, steps, generator=None)."""
+"""x, budget -> x_adv. A new attack is one file, and one entry in the table below."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -8,6 +9,16 @@ from pixelpart.attacks.ball import draw_noise, project, start_point
 from pixelpart.attacks.mma import mma
 from pixelpart.attacks.pgd import pgd
 
-ATTACKS: dict[str, Callable[..., Tensor]] = {"pgd": pgd, "mma": mma}
 
-__all__ = ["ATTACKS", "draw_noise", "mma", "pgd", "project", "start_point"]
+@dataclass(frozen=True)
+class Attack:
+    """How training and evaluation call one: run(model, x, y, budget, *, step_size, steps, start=..., ascend=...)."""
+
+    run: Callable[..., Tensor]
+    starts: int = 1  # start images it takes: one batch, or with more a tensor (starts, b, c, h, w)
+    takes_loss: bool = False  # whether `loss` chooses what it maximises
+
+
+ATTACKS = {"pgd": Attack(pgd, takes_loss=True), "mma": Attack(mma, starts=3)}
+
+__all__ = ["ATTACKS", "Attack", "draw_noise", "mma", "pgd", "project", "start_point"]

@@ -1,9 +1,13 @@
 """The images within the budget of x: how to get in (start) and how to stay in (the only projection there is)."""
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pixelpart.errors import unknown
 from pixelpart.types import Budget, Images
+
+Noise = Float[Tensor, "*several b c h w"]
 
 STARTS = ("uniform", "normal", "none")
 NORMAL_SCALE = 0.001
@@ -19,7 +23,7 @@ def seeded(x: Images) -> torch.Generator:
     return torch.Generator(x.device).manual_seed(0)
 
 
-def draw_noise(x: Images, *, kind: str, generator: torch.Generator | None = None) -> Images:
+def draw_noise(x: Noise, *, kind: str, generator: torch.Generator | None = None) -> Noise:
     """Noise for `start_point`: uniform in [-1, 1], standard normal, or zeros ("none"); no generator means seed 0."""
     if kind == "none":
         return torch.zeros_like(x)

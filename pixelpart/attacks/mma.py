@@ -1,5 +1,7 @@
 """Minimum-margin attack as PART's authors run it: PGD towards each of the few most likely wrong classes."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,6 +26,7 @@ def mma(
     targets: int = 3,
     start: str | Images | Starts = "uniform",
     generator: torch.Generator | None = None,
+    ascend: Callable[..., Images] | None = None,
 ) -> Images:
     """Of the images PGD on z_t - z_y reaches for each target t, the one with the largest margin max_{k != y} z_k - z_y.
 
@@ -39,7 +42,7 @@ def mma(
         for i, target in enumerate(choices.unbind(1)):
             this = start[i] if isinstance(start, Tensor) and start.ndim == 5 else start
             first = begin(x, budget, start=this, generator=generator)
-            x_adv = climb(net, x, y, budget, first, _towards(target), step_size=step_size, steps=steps)
+            x_adv = climb(net, x, y, budget, first, _towards(target), step_size=step_size, steps=steps, ascend=ascend)
             reached = margin(net(x_adv), y)
             better = reached > best_margin
             best = torch.where(better[:, None, None, None], x_adv, best)

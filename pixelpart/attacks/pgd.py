@@ -1,6 +1,10 @@
 """Projected gradient descent (Madry et al. 2018) inside a budget that may differ from pixel to pixel."""
 
+from collections.abc import Callable
+
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pixelpart.attacks.ball import begin, project
 from pixelpart.errors import choose
@@ -20,18 +24,20 @@ def pgd(
     loss: str | SampleLoss = "ce",
     start: str | Images = "uniform",
     generator: torch.Generator | None = None,
+    ascend: Callable[..., Images] | None = None,
 ) -> Images:
     """Adversarial images after `steps` times x_adv <- project(x_adv + step_size * sign(gradient of the loss)).
 
     y is what the loss compares the logits with: labels, or for "kl" the clean logits; labels given with "kl" stand for
-    the clean logits, computed here once. `start` is uniform, normal, none, or an image batch to begin from.
+    the clean logits, computed here once. `start` is uniform, normal, none, or an image batch to begin from. `ascend`
+    stands in for `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     with torch.no_grad(), frozen(model) as net:
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
         first = begin(x, budget, start=start, generator=generator)
-        return climb(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps)
+        return climb(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
 
 
 @torch.no_grad()
@@ -45,12 +51,39 @@ def climb(
     *,
     step_size: float,
     steps: int,
+    ascend: Callable[..., Images] | None = None,
 ) -> Images:
     """What `steps` signed gradient steps on a frozen model make of the image batch `first`."""
-    x_adv = first
+    x_adv = first.detach()
     for _ in range(steps):
-        with torch.enable_grad():
-            leaf = x_adv.detach().requires_grad_()
-            (grad,) = torch.autograd.grad(loss_of(net(leaf), y.detach()).sum(), leaf)
-        x_adv = project(x_adv + step_size * grad.sign(), x, budget)
+        x_adv = (ascend or signed_step)(net, x_adv, x, y.detach(), budget, loss_of, step_size)
     return x_adv
+
+
+def total_loss(net: Model, x_adv: Images, y: Labels | Logits, loss_of: SampleLoss) -> Float[Tensor, ""]:
+    """The sum over the batch: its gradient at an image is that of the image's own loss."""
+    return loss_of(net(x_adv), y).sum()
+
+
+def move(x_adv: Images, grad: Images, x: Images, budget: Budget, step_size: float) -> Images:
+    """project(x_adv + step_size * sign(grad))"""
+    return project(x_adv + step_size * grad.sign(), x, budget)
+
+
+def signed_step(
+    net: Model,
+    x_adv: Images,
+    x: Images,
+    y: Labels | Logits,
+    budget: Budget,
+    loss_of: SampleLoss,
+    step_size: float,
+    *,
+    total_loss: Callable[..., Tensor] = total_loss,
+    move: Callable[..., Images] = move,
+) -> Images:
+    """One step up the loss; its two halves can be handed in compiled."""
+    with torch.enable_grad():
+        leaf = x_adv.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(total_loss(net, leaf, y, loss_of), leaf)
+    return move(x_adv, grad, x, budget, step_size)

@@ -5,14 +5,13 @@ from torch import Tensor
 from pixelpart.data import augment, cifar10, loader, shapes
 from pixelpart.data.check import check_images, check_labels, check_pixels
 from pixelpart.data.download import Progress, quiet
-from pixelpart.data.home import home
+from pixelpart.data.home import Root, home
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
-from pixelpart.data.sets import DataSet, Root, Row
+from pixelpart.data.sets import DataSet, Row
 from pixelpart.errors import UserError, choose
 
 SETS: dict[str, DataSet] = {
     "shapes": DataSet(
-        name="shapes",
         classes=shapes.CLASSES,
         size=shapes.SIZE,
         mean=shapes.MEAN,
@@ -23,7 +22,6 @@ SETS: dict[str, DataSet] = {
         masks=shapes.object_masks,
     ),
     "cifar10": DataSet(
-        name="cifar10",
         classes=cifar10.CLASSES,
         size=32,
         mean=cifar10.MEAN,
@@ -66,17 +64,17 @@ def listing(*, root: Root = None) -> list[Row]:
 
 def _row(name: str, root: Root, status: str) -> Row:
     entry = SETS[name]
-    images = sum(entry.counts.values())
-    if entry.files is None:
-        return Row(name, "built in", images, 0, status)
-    try:
-        found = entry.files(root)
-    except UserError as error:
-        return Row(name, str(home(root)), 0, 0, f"broken: {error}")
-    if found is None:
-        return Row(name, str(home(root)), 0, 0, "missing")
-    folder, files = found
-    return Row(name, str(folder), images, sum(path.stat().st_size for path in files), status)
+    images, size, where = sum(entry.counts.values()), 0, "built in"
+    if entry.files is not None:
+        try:
+            found, absent = entry.files(root), "missing"
+        except UserError as error:
+            found, absent = None, f"broken: {error}"
+        if found is None:
+            images, where, status = 0, str(home(root)), absent
+        else:
+            where, size = str(found[0]), sum(path.stat().st_size for path in found[1])
+    return Row(name, where, images, size, status, entry.about)
 
 
 __all__ = [

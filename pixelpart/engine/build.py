@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pixelpart import masks
@@ -11,6 +12,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.config import Config
 from pixelpart.data import SETS
 from pixelpart.data.augment import AUGMENTS
+from pixelpart.engine.learner import DTYPES
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.models import Classifier
@@ -19,7 +21,6 @@ from pixelpart.run import build_model
 from pixelpart.types import BudgetMap, Heatmap
 
 TARGETS = ("predicted", "label")
-PRECISIONS = ("fp32",)
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Phase:
     middle: float  # budgets from here up count as high
     attack: Callable[..., Tensor]  # attack(model, x, target, budget, start=...)
     start: str  # the kind of start
+    starts: int  # start images for each image
     compares_logits: bool  # the attack moves away from the clean logits (KL), not from the label
     objective: Callable[..., Tensor]  # objective(model, x, x_adv, y) -> loss
     mask: Mask | None = None
@@ -75,14 +77,15 @@ def build(config: Config) -> Plan:
     choose(SETS, config.dataset, "data set")
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
-    if config.precision not in PRECISIONS:
-        raise unknown("precision", config.precision, PRECISIONS)
+    choose(DTYPES, config.precision, "precision")
     burn_in = config.burn_in.objective if config.burn_in.objective != "same" else config.objective.name
     model = build_model(config)
     return Plan(
         config,
         model,
-        burn_in=_phase(config, "burn-in", burn_in, eps=config.burn_in.eps),
+        burn_in=_phase(
+            config, "burn-in", burn_in, eps=config.eps if config.burn_in.eps == "same" else config.burn_in.eps
+        ),
         main=_phase(config, "mask", config.objective.name, eps=config.eps, mask=_mask(config, model)),
     )
 
@@ -90,15 +93,15 @@ def build(config: Config) -> Plan:
 def _phase(config: Config, name: str, objective: str, *, eps: float, mask: Mask | None = None) -> Phase:
     method = choose(OBJECTIVES, objective, "objective")
     attack = choose(ATTACKS, config.attack.name, "attack")
-    compares_logits = config.attack.name == "pgd" and method.inner == "kl"
-    settings = {"loss": method.inner} if config.attack.name == "pgd" else {}
+    loss = {"loss": method.inner} if attack.takes_loss else {}
     return Phase(
         name="plain" if name == "mask" and mask is None else name,
         eps=eps,
         middle=(config.eps + config.eps_low) / 2 if mask and config.eps_low < config.eps else 0.0,
-        attack=functools.partial(attack, step_size=config.attack.step_size, steps=config.attack.steps, **settings),
+        attack=functools.partial(attack.run, step_size=config.attack.step_size, steps=config.attack.steps, **loss),
         start=method.start,
-        compares_logits=compares_logits,
+        starts=attack.starts,
+        compares_logits=attack.takes_loss and method.inner == "kl",
         objective=functools.partial(method.loss, beta=config.objective.beta) if method.weighted else method.loss,
         mask=mask,
     )
@@ -106,16 +109,15 @@ def _phase(config: Config, name: str, objective: str, *, eps: float, mask: Mask 
 
 def _mask(config: Config, model: Classifier) -> Mask | None:
     mask = config.mask
-    if mask.rule == "none":
-        return None
     choose({"none": None, **masks.RULES}, mask.rule.partition(":")[0], "mask.rule")
-    masks.parse_rule(mask.rule)
     choose(masks.MAPS, mask.cam, "cam")
     if mask.target not in TARGETS:
         raise unknown("mask.target", mask.target, TARGETS)
-    layers = [name for name, _ in model.named_modules() if name]
-    if mask.layer not in ("features", *layers):
-        raise unknown("mask.layer", mask.layer, ["features", *(name for name in layers if name.count(".") == 0)])
+    size = SETS[config.dataset].size
+    masks.cam(model, torch.zeros(1, 3, size, size), method=mask.cam, layer=mask.layer)  # a wrong layer is told now
+    if mask.rule == "none":
+        return None
+    masks.parse_rule(mask.rule)
     if config.eps == 0:
         raise UserError("a mask needs eps above 0")
     return Mask(

@@ -6,11 +6,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pixelpart.config import Config
+from pixelpart.config import Config, differing_fields
 from pixelpart.engine.learner import Learner
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import MaskStore
 from pixelpart.runfolder import Row, RunFolder, load_checkpoint, read_facts, save_checkpoint
+
+# Where a fork may differ from the run it comes from; data, held-out images, model and seed must be the same.
+FORK_MAY_CHANGE = (
+    "recipe", "init_from", "keep", "epochs", "eps", "eps_low", "attack", "mask", "burn_in", "objective", "optim",
+    "probe", "precision",
+)  # fmt: skip
 
 
 @dataclass
@@ -21,6 +27,7 @@ class Position:
     epoch: int = 0  # epochs finished
     best_robust_ce: float | None = None
     best_epoch: int | None = None
+    forked_here: bool = False  # no step has been taken since the fork
 
 
 class Checkpoints:
@@ -112,13 +119,16 @@ class Checkpoints:
         if not path.exists():
             there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
             raise UserError(f"{run} keeps no checkpoint after epoch {epoch}; there are: {there} (see --keep)")
-        facts = self._load(path, self.learner.state())  # maps are made anew
-        if facts["position"]["step"] != int(epoch) * steps:
+        shared = self.config.model_copy(update={name: getattr(source.read_config(), name) for name in FORK_MAY_CHANGE})
+        if differing := differing_fields(source.read_config(), shared):
+            raise UserError(f"cannot fork {run}: {'; '.join(differing)}")
+        if int(epoch) >= self.config.epochs:
             raise UserError(
-                f"{path} took {facts['position']['step']} steps, this run takes {int(epoch) * steps} in {epoch} epochs"
+                f"init_from {self.config.init_from} leaves nothing to train: epochs is {self.config.epochs}"
             )
-        self.learner.tally.sums.zero_()
-        return Position(step=int(epoch) * steps, epoch=int(epoch))
+        facts = self._load(path, self.learner.state())
+        assert facts["position"]["step"] == int(epoch) * steps
+        return Position(step=int(epoch) * steps, epoch=int(epoch), forked_here=True)
 
     def _require_finite(self, at: Position) -> None:
         if not all(bool(tensor.isfinite().all()) for tensor in self.learner.weights().values()):

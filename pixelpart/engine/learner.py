@@ -1,13 +1,17 @@
 """What a run changes as it learns: weights, momentum, averaged weights, and the sums behind a row of metrics."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from pixelpart.config import Config
 from pixelpart.engine.averaging import Average
-from pixelpart.frozen import Folding
+from pixelpart.frozen import Folding, Working
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
+
+DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class Tally:
@@ -37,10 +41,17 @@ class Tally:
 
 
 class Learner:
+    """`model` holds the weights, `network` computes with them in train mode, `freeze()` shows them to the attack."""
+
     def __init__(self, model: Classifier, config: Config, device: torch.device) -> None:
         self.model = model.to(device).train()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.freeze = Folding(self.model)
+        dtype = DTYPES[config.precision]
+        self.freeze = Folding(self.model, dtype=dtype, fuse=dtype is not None and device.type == "cuda")
+        self.narrow = dtype is not None and self.freeze.folded
+        self.network: Callable[[Tensor], Tensor] = (
+            Working(self.model, dtype=dtype) if dtype and self.narrow else self.model
+        )
         self.average = Average(self.model, config.ema) if config.ema else None
         self.tally = Tally(device)
         self.lr = torch.zeros((), device=device)
@@ -54,10 +65,9 @@ class Learner:
         # All state exists from the start, at addresses that never change: a checkpoint is copied into it.
         for parameter in self.model.parameters():
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            parameter.grad = torch.zeros_like(parameter)
 
     def descend(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         if self.average is not None:

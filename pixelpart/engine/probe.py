@@ -1,5 +1,6 @@
 """A look at robustness after every epoch: fixed images, fixed noise, so that one epoch compares with the next."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,16 @@ class Reading:
 
 
 @torch.no_grad()
-def read(model: Frozen, x: Images, y: Labels, config: Config, *, stream: str, chunk: int) -> Reading:
+def read(
+    model: Frozen,
+    x: Images,
+    y: Labels,
+    config: Config,
+    *,
+    stream: str,
+    chunk: int,
+    ascend: Callable[..., Images] | None = None,
+) -> Reading:
     """Natural accuracy, robust accuracy and robust cross-entropy; the attack has eps at every pixel, mask or not."""
     right, robust, losses = [], [], []
     for begin in range(0, len(x), chunk):
@@ -29,7 +39,14 @@ def read(model: Frozen, x: Images, y: Labels, config: Config, *, stream: str, ch
         generator = draws.generator(config.seed, f"probe/{stream}", step=begin, device=x.device)
         start = start_point(images, config.eps, draw_noise(images, kind="uniform", generator=generator), kind="uniform")
         x_adv = pgd(
-            model, images, labels, config.eps, step_size=config.attack.step_size, steps=config.attack.steps, start=start
+            model,
+            images,
+            labels,
+            config.eps,
+            step_size=config.attack.step_size,
+            steps=config.attack.steps,
+            start=start,
+            ascend=ascend if len(images) == chunk else None,
         )
         logits = model(x_adv)
         right.append(model(images).argmax(1) == labels)

@@ -45,13 +45,20 @@ def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
     clean = look(model, x) if phase.looks else None
 
     budget, dead = pixel_budget(learner, model, phase, x, clean, inputs)  # Algorithm 1
-    start = start_point(x, budget, inputs.noise, kind=phase.start)
+    start = start_points(x, budget, inputs.noise, kind=phase.start)
     away_from = clean.logits if clean is not None and phase.compares_logits else y
     x_adv = phase.attack(model, x, away_from, budget, start=start)  # Algorithm 2
 
-    loss = phase.objective(learner.model, x, x_adv, y)
+    loss = phase.objective(learner.network, x, x_adv, y)
     learner.descend(loss)  # Algorithm 3, line 8
     learner.tally.add(loss, budget, dead, n=len(y), middle=phase.middle)
+
+
+def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tensor:
+    """Where the attack begins: one image each, or as many as the noise has."""
+    if noise.ndim == x.ndim:
+        return start_point(x, budget, noise, kind=kind)
+    return torch.stack([start_point(x, budget, part, kind=kind) for part in noise])
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,19 +16,21 @@ from pixelpart.attacks.ball import draw_noise
 from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader, as_float, split_holdout
+from pixelpart.device import choose_device
 from pixelpart.engine import probe
 from pixelpart.engine.build import Plan, build
+from pixelpart.engine.capture import Captured, fast_arithmetic
 from pixelpart.engine.checkpoint import Checkpoints, Position
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import StepInputs, class_map, look, train_step
-from pixelpart.errors import Diverged, UserError
-from pixelpart.frozen import Folding
+from pixelpart.errors import Diverged
+from pixelpart.evaluation.precision import full_precision
 from pixelpart.masks import MaskStore
 from pixelpart.progress import Meter, Screen
 from pixelpart.run import Run
 from pixelpart.runfolder import Row, RunFolder
-from pixelpart.types import Images, Labels, Map
+from pixelpart.types import Budget, Images, Labels, Map
 from pixelpart.world import World
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
@@ -43,32 +45,20 @@ def train(
     data_root: Path | str | None = None,
     screen: Screen | None = None,
     save_seconds: float = SAVE_SECONDS,
-    world: World = World(),  # noqa: B008 (frozen)
+    fast: bool = True,
 ) -> Run:
     """Trains what the config says into the folder `out`, or goes on with the run that is there; returns it opened.
 
-    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped.
+    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped. On a GPU the step
+    is compiled and captured unless `fast` is False; the numbers differ by rounding alone.
     """
     plan = build(config)
     folder = RunFolder(out)
-    trainer = Trainer(plan, folder, pick_device(device), screen or Screen(), world, data_root=data_root)
+    folder.check(config)
+    trainer = Trainer(plan, folder, choose_device(device), screen or Screen(), World(), data_root=data_root, fast=fast)
     with folder.locked():
-        folder.claim(config)
         trainer.run(save_seconds)
     return Run(folder.path)
-
-
-def pick_device(name: torch.device | str | None) -> torch.device:
-    """The device asked for, else the first GPU, else the CPU."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-        raise UserError(f"no device {str(name)!r} here; choose from {there}") from None
-    return device
 
 
 class Trainer:
@@ -83,12 +73,15 @@ class Trainer:
         world: World,
         *,
         data_root: Path | str | None,
+        fast: bool = True,
     ) -> None:
         config = plan.config
         self.plan, self.config, self.folder, self.device = plan, config, folder, device
         self.screen, self.world = screen, world
         self.learner = Learner(plan.model, config, device)
-        self.judged = Folding(self.learner.judged)
+        self.step: Callable[..., None] = train_step
+        if fast and device.type == "cuda":
+            self.step = Captured(self.learner, full=config.batch_size, say=self.say)
 
         images, labels = data.load(config.dataset, split="train", root=data_root)
         kept, held = split_holdout(len(images), config.holdout, config.seed)
@@ -112,12 +105,15 @@ class Trainer:
 
     def run(self, save_seconds: float) -> None:
         steps, epochs = self.loader.steps, self.config.epochs
+        self.folder.check(self.config)
         self.at = self.checkpoints.resume(steps)
+        self.folder.claim(self.config)
         if self.at.step == steps * epochs:
             self.say(f"{self.folder.path} is finished: {epochs} epochs")
             return
         self.announce()
-        with stop_requests() as stop, self.screen.bars() as move:
+        arithmetic = fast_arithmetic() if self.learner.narrow else full_precision(self.device)
+        with arithmetic, stop_requests() as stop, self.screen.bars() as move:
             saved = time.monotonic()
             for epoch in range(self.at.step // steps, epochs):
                 for _ in self.steps_of(epoch, move):
@@ -140,7 +136,7 @@ class Trainer:
         self.began, self.images_here = time.monotonic(), 0
         if self.at.step % steps == 0:
             self.learner.tally.sums.zero_()
-            if self.plan.renews_maps(epoch):
+            if self.plan.renews_maps(epoch) or self.at.forked_here:
                 self.renew_maps()
         for step in range(self.at.step % steps, steps):
             rate = SCHEDULES[self.config.optim.schedule](
@@ -148,8 +144,9 @@ class Trainer:
             )
             self.learner.lr.fill_(rate)
             inputs = self.inputs(epoch, step)
-            train_step(self.learner, phase, inputs)
+            self.step(self.learner, phase, inputs)
             self.at.step += 1
+            self.at.forked_here = False
             self.images_here += len(inputs.labels)
             if self.at.step % CHECK_STEPS == 0 or step + 1 == steps:
                 self.check_finite()
@@ -173,14 +170,14 @@ class Trainer:
             return draws.generator(self.config.seed, stream, epoch, step, device=self.device)
 
         moves = augment.draw(self.config.augment, whole, generator=generator("augment"))
-        noise = draw_noise(
-            batch.images.new_empty((whole, *batch.images.shape[1:])), kind=phase.start, generator=generator("start")
-        )
+        several = () if phase.starts == 1 else (phase.starts,)
+        like = batch.images.new_empty((*several, whole, *batch.images.shape[1:]))
+        noise = draw_noise(like, kind=phase.start, generator=generator("start"))
         return StepInputs(
             batch.images,
             batch.labels,
             moves[mine],
-            noise[mine],
+            noise[..., mine, :, :, :],
             maps=self.store.get(batch.index) if self.store is not None and phase.mask is not None else None,
         )
 
@@ -188,9 +185,11 @@ class Trainer:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
         trained = time.monotonic() - self.began
         sums = self.learner.tally.read()
-        model = self.judged()
+        model = self.learner.freeze(self.learner.judged)
+        ascend = self.step.ascend if isinstance(self.step, Captured) else None
+        chunk = self.config.batch_size if ascend else self.chunk
         readings = {
-            name: probe.read(model, x, y, self.config, stream=name, chunk=self.chunk)
+            name: probe.read(model, x, y, self.config, stream=name, chunk=chunk, ascend=ascend)
             for name, (x, y) in self.probes.items()
         }
         reading = readings[self.measured_on]
@@ -223,6 +222,10 @@ class Trainer:
             f"pgd {row['pgd']:.1%} ({self.measured_on}), pgd on training images {row['train_pgd']:.1%}, "
             f"{row['seconds']:.1f} s"
         )
+        if row["dead_cams"] >= sums["images"]:
+            self.say(
+                "every heat map of this epoch was dead, so every pixel had eps: is the feature map a single point?"
+            )
 
     # -- parts
 
@@ -243,18 +246,21 @@ class Trainer:
         return MaskStore(len(self.loader.images), self._maps_of(x, y).shape[1:], device=self.device)
 
     def renew_maps(self) -> None:
-        """Fills the store with the present model's maps of all training images, un-augmented."""
-        assert self.store is not None
-        for index in torch.arange(len(self.loader.images), device=self.device).split(self.chunk):
+        """Fills the store, if there is one, with the present model's maps of all training images, un-augmented."""
+        if self.store is None:
+            return
+        for index in torch.arange(len(self.loader.images), device=self.loader.images.device).split(self.chunk):
             x, y = self._place(self.loader.images[index], self.loader.labels[index])
-            self.store.put(index, self._maps_of(x, y))
+            self.store.put(index.to(self.device), self._maps_of(x, y))
 
     def damage(self, epoch: int) -> float:
         """What the epoch's budget can do to the raw weights, to first order, on some of the probed training images."""
         x, y = (tensor[: self.chunk] for tensor in self.probes["train"])
-        model, phase = self.learner.freeze(), self.plan.phase(epoch)
-        heat = masks.upscale(self._maps_of(x, y), (x.shape[-2], x.shape[-1])) if phase.mask else None
-        return probe.damage(model, x, y, phase.eps if phase.mask is None or heat is None else phase.mask.budget(heat))
+        phase = self.plan.phase(epoch)
+        budget: Budget = phase.eps
+        if phase.mask is not None:
+            budget = phase.mask.budget(masks.upscale(self._maps_of(x, y), (x.shape[-2], x.shape[-1])))
+        return probe.damage(self.learner.freeze(), x, y, budget)
 
     def check_finite(self) -> None:
         if self.learner.tally.read()["broken_steps"]:

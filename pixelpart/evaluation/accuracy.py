@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import draws, losses
-from pixelpart.attacks import pgd
+from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import draw_noise, start_point
 from pixelpart.data import as_float, check_labels
 from pixelpart.errors import UserError
@@ -50,10 +50,11 @@ def natural(model: nn.Module, pictures: Pictures, *, batch_size: int, report: Re
     return right
 
 
-def under_pgd(
+def under_attack(
     model: nn.Module,
     pictures: Pictures,
     *,
+    kind: str,
     right: Flags,
     eps: float,
     step_size: float,
@@ -63,14 +64,17 @@ def under_pgd(
     batch_size: int,
     report: Report,
 ) -> Flags:
-    """Which of the images that are `right` to begin with stay right; only survivors go on to the next restart."""
+    """Which of the images that are `right` to begin with stay right under the attack of this name in ATTACKS.
+
+    Only survivors go on to the next restart.
+    """
     right = right.clone()
     for batch in _batches(right.nonzero()[:, 0], batch_size):
         live = batch
         for restart in range(restarts):
             x, y = pictures.take(live)
-            start = start_point(x, eps, start_noise(live, x, steps=steps, seed=seed, restart=restart), kind="uniform")
-            x_adv = pgd(model, x, y, eps, step_size=step_size, steps=steps, start=start)
+            start = start_images(live, x, eps, kind=kind, steps=steps, seed=seed, restart=restart)
+            x_adv = ATTACKS[kind].run(model, x, y, eps, step_size=step_size, steps=steps, start=start)
             broken = errs_inside(model, x, x_adv, y, eps=eps).cpu()
             right[live[broken]] = False
             live = live[~broken]
@@ -83,12 +87,24 @@ def under_pgd(
     return right
 
 
-def start_noise(index: Tensor, x: Images, *, steps: int, seed: int, restart: int) -> Images:
-    """Noise in [-1,1] that depends on each sample's number alone: not on its batch, other survivors or the device."""
+def start_images(index: Tensor, x: Images, eps: float, *, kind: str, steps: int, seed: int, restart: int) -> Tensor:
+    """Where a restart of an attack begins: images like x, or (starts, b, c, h, w) for an attack that takes several."""
+    starts = ATTACKS[kind].starts
+    numbers = range(restart * starts, (restart + 1) * starts)
+    noise = [start_noise(index, x, stream=f"attack/{kind}{steps}", seed=seed, number=number) for number in numbers]
+    images = [start_point(x, eps, one, kind="uniform") for one in noise]
+    return images[0] if starts == 1 else torch.stack(images)
+
+
+def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int) -> Images:
+    """Noise in [-1,1] for an attack's start of this number, counted over its restarts.
+
+    It depends on each sample's own number: not on its batch, other survivors or the device.
+    """
     like = torch.empty(1, *x.shape[1:])
     rows = [
-        draw_noise(like, kind="uniform", generator=draws.generator(seed, f"attack/pgd{steps}", restart, number))
-        for number in index.tolist()
+        draw_noise(like, kind="uniform", generator=draws.generator(seed, stream, number, sample))
+        for sample in index.tolist()
     ]
     return torch.cat(rows).to(x.device)
 

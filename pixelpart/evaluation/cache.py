@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.identity import agree
-from pixelpart.runfolder import atomic_write
+from pixelpart.runfolder import EVAL_SCHEMA, atomic_write
 
-SCHEMA_VERSION = 1
 Entry = dict[str, Any]
 FlagArray = NDArray[np.bool_]
 
@@ -38,8 +37,8 @@ def read_entries(folder: Path) -> list[Entry]:
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{path} does not hold a list of results; {afresh}")
-    if (version := content.get("schema_version")) != SCHEMA_VERSION:
-        raise UserError(f"{path} has schema_version {version!r}, this version reads {SCHEMA_VERSION}; {afresh}")
+    if (version := content.get("schema_version")) != EVAL_SCHEMA:
+        raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {afresh}")
     return entries
 
 
@@ -62,7 +61,7 @@ def add(folder: Path, entry: Entry, flags: FlagArray) -> None:
         atomic_write(_flags_file(folder, entry["key"]), buffer.getvalue())
         stale = [old for old in entries if _replaces(entry, old)]
         kept = [old for old in entries if old not in stale]
-        text = json.dumps({"schema_version": SCHEMA_VERSION, "entries": [*kept, entry]}, indent=2, allow_nan=False)
+        text = json.dumps({"schema_version": EVAL_SCHEMA, "entries": [*kept, entry]}, indent=2, allow_nan=False)
         atomic_write(folder / "eval.json", text + "\n")
         for key in {str(old.get("key")) for old in stale} - {str(old.get("key")) for old in [*kept, entry]}:
             if _is_key(key):

@@ -9,21 +9,18 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pixelpart import data as sets
-from pixelpart import masks
+from pixelpart import defaults, masks
 from pixelpart.attacks import pgd
-from pixelpart.attacks.ball import start_point
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.accuracy import Pictures, logits_of, start_noise
+from pixelpart.evaluation.accuracy import Pictures, logits_of, start_images
 from pixelpart.evaluation.precision import full_precision
 from pixelpart.evaluation.subject import resolve
 from pixelpart.frozen import frozen
 from pixelpart.models import Classifier
 from pixelpart.run import Run
-from pixelpart.runfolder import atomic_write
+from pixelpart.runfolder import EXPLAIN_SCHEMA, atomic_write
 from pixelpart.types import BudgetMap, Heatmap, Images, Labels
-
-SCHEMA_VERSION = 1
 
 
 def explain(
@@ -32,8 +29,8 @@ def explain(
     n: int = 12,
     checkpoint: str = "best",
     steps: int = 20,
-    step_size: float = 2 / 255,
-    seed: int = 0,
+    step_size: float = defaults.STEP_SIZE,
+    seed: int = defaults.SEED,
     objects: int = 512,
     batch_size: int = 128,
     device: torch.device | str | None = None,
@@ -42,20 +39,22 @@ def explain(
     """The explain.json that it wrote, with explain.safetensors beside it, for n test images spread over the classes.
 
     Heat and budget are those of the run's own mask settings (uniform eps where it has no mask). The adversarial picture
-    is that of `evaluate`: PGD with `steps` steps inside the run's eps at every pixel, from the same start. Where the
-    set knows its objects, the first `objects` test images tell how much heat and high budget lie on them.
+    is what PGD makes of the image in `steps` steps with the eps of the run's config at every pixel: the one that
+    `evaluate` has after the first restart of pgdK if it is asked for that eps (its own is 8/255), K = steps, this
+    step_size and this seed. Where the set knows its objects, the first `objects` test images tell how much heat and
+    high budget lie on them.
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
     them = resolve(run, checkpoint=checkpoint, device=device, root=root)
     dataset = sets.SETS[config.dataset]
     if not 1 <= n <= len(them.pictures):
-        raise UserError(f"n {n} is not from 1 to {len(them.pictures)}, the number of test images")
+        raise UserError(f"cannot explain {n} images; choose from 1 to {len(them.pictures)}, all test images")
     index = spread(them.pictures.labels, n)
     with full_precision(them.pictures.device), frozen(them.model) as model:
         x, y = them.pictures.take(index)
         heat, budget = heat_and_budget(model, x, y, config)
-        start = start_point(x, config.eps, start_noise(index, x, steps=steps, seed=seed, restart=0), kind="uniform")
+        start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
         x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
         answers = zip(_answers(model, x), _answers(model, x_adv), strict=True)
         images = [
@@ -68,7 +67,7 @@ def explain(
             on_object = object_share(model, them.pictures, where, config, batch_size=batch_size)
     tensors = {"picture": x, "heat": heat, "budget": budget, "adversarial": x_adv}
     facts = {
-        "schema_version": SCHEMA_VERSION, "checkpoint": checkpoint, "epoch": them.tags["epoch"],
+        "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": them.tags["epoch"],
         "weights": them.tags["weights"], "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
         "steps": steps, "step_size": step_size, "seed": seed,
         "classes": list(dataset.classes), "images": images, "object": on_object,
@@ -97,10 +96,10 @@ def heat_and_budget(model: Classifier, x: Images, y: Labels, config: Config) -> 
 
 
 def high(budget: BudgetMap, config: Config) -> Tensor:
-    """Where the budget is nearer to eps than to eps_low; everywhere where a run knows one level only."""
+    """Where the budget is at or above the middle of eps and eps_low; everywhere where a run knows one level only."""
     if config.mask.rule == "none" or config.eps_low == config.eps:
         return torch.ones_like(budget, dtype=torch.bool)
-    return budget > (config.eps + config.eps_low) / 2
+    return budget >= (config.eps + config.eps_low) / 2
 
 
 def object_share(

@@ -5,12 +5,15 @@ as numbers beside it: they catch what no hash sees (a wrapper's closure, a hook)
 one machine to the next.
 """
 
+import ast
+import functools
 import hashlib
 import inspect
 import json
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from pixelpart.evaluation.accuracy import Pictures
 from pixelpart.types import Logits
 
+PACKAGE = Path(__file__).parents[1]
 PROBES = 8
 AGREEMENT = 1e-4  # of the largest number: far above fp32's rounding, far below any change that moves a decision
 
@@ -82,6 +86,37 @@ def source_of(thing: Any) -> str:
     except (OSError, TypeError):
         members = vars(thing).values() if isinstance(thing, type) else [thing]
         return repr([_byte_code(member.__code__) for member in members if hasattr(member, "__code__")])
+
+
+def sources_of(function: Callable[..., Any]) -> dict[str, str]:
+    """The text that defines a function, and that of pixelpart's files which its own imports, and theirs, by name."""
+    if isinstance(function, functools.partial):
+        return sources_of(function.func) | {"settings": repr((function.args, function.keywords))}
+    found = {"function": source_of(function)}
+    ahead = [source_of(inspect.getmodule(function))]
+    while ahead:
+        for name in _own_imports(ahead.pop()) - found.keys():
+            found[name] = _file(name).read_text(encoding="utf-8")
+            ahead.append(found[name])
+    return found
+
+
+def _own_imports(text: str) -> set[str]:
+    """The names of pixelpart's modules that a file imports; nothing is imported to find them."""
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {name if _file(name).exists() else str(node.module) for name in inner}
+    return {name for name in names if name.startswith("pixelpart.")}
+
+
+def _file(module: str) -> Path:
+    """Where a module of pixelpart lies."""
+    place = PACKAGE.joinpath(*module.split(".")[1:])
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def _byte_code(code: types.CodeType) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
+from pixelpart.device import choose_device
 from pixelpart.errors import UserError
 from pixelpart.evaluation.accuracy import Pictures
 from pixelpart.run import Run
@@ -62,20 +63,6 @@ def resolve(
     return Subject(model, Pictures(x, y, place), tags | named, folder)
 
 
-def choose_device(device: torch.device | str | None) -> torch.device:
-    """The device named, or the GPU where there is one, or the CPU."""
-    if device is None:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"cannot use device {str(device)!r}: {str(error).splitlines()[0]}") from None
-    if place.type == "cuda" and place.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return place
-
-
 def _test_images(data: Data, *, images: int | None, root: str | Path | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
     if isinstance(data, str):
         x, y = sets.load(data, split="test", root=root)
@@ -83,8 +70,7 @@ def _test_images(data: Data, *, images: int | None, root: str | Path | None) -> 
     else:
         x, y = _pair(data)
         named = {"dataset": "given", "split": "given"}
-    # labels are checked once the model has said how many classes it has
-    sets.check_images(x, torch.zeros(x.shape[:1], dtype=torch.int64), 1)
+    sets.check_pixels(x)  # labels are checked once the model has said how many classes it has
     if images is not None and images > len(x):
         raise UserError(f"images {images} is more than the {len(x)} there are")
     if y.ndim != 1 or len(y) != len(x):

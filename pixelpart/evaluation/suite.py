@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pixelpart import draws, losses
-from pixelpart.attacks import ball, pgd
+from pixelpart import defaults, draws
+from pixelpart.attacks import ATTACKS, ball
 from pixelpart.errors import UserError
 from pixelpart.evaluation import accuracy, cache, identity
 from pixelpart.evaluation.cache import Entry, FlagArray
@@ -25,37 +25,44 @@ from pixelpart.frozen import frozen
 from pixelpart.run import Run
 
 Progress = Callable[[str, int, int, int], None]  # attack, images settled, of how many, right so far
-VERSIONS = {"natural": 1, "pgd": 1}  # raised when an attack's outcome changes though its source does not
+VERSION = 1  # raised when outcomes change though no source does
 
 
 @dataclass(frozen=True)
-class Attack:
-    """An attack by its name, taken apart."""
+class Asked:
+    """An attack as it was asked for: its name, taken apart."""
 
     name: str
-    kind: str
+    kind: str  # natural, or a name in ATTACKS
     steps: int = 0
     restarts: int = 0
 
 
-def parse_attack(name: str) -> Attack:
-    """natural, pgdK (K steps) or pgdKxR (R restarts)."""
+def parse_attack(name: str) -> Asked:
+    """natural, or the name of an attack in ATTACKS with its steps and, after an x, its restarts: pgd20, pgd20x5."""
     if name == "natural":
-        return Attack(name, "natural")
-    if isinstance(name, str) and (match := re.fullmatch(r"pgd([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,5}))?", name)):
-        return Attack(name, "pgd", int(match[1]), int(match[2] or 1))
-    raise UserError(f"unknown attack {name!r}; choose from natural, pgdK, pgdKxR: K steps, R restarts")
+        return Asked(name, "natural")
+    kinds = "|".join(map(re.escape, sorted(ATTACKS, key=len, reverse=True)))
+    pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
+    if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
+        return Asked(name, match[1], int(match[2]), int(match[3] or 1))
+    raise UserError(f"unknown attack {name!r}; choose from {choices()}")
+
+
+def choices() -> str:
+    """What may be asked for, in words."""
+    return ", ".join(["natural", *(f"{kind}K, {kind}KxR" for kind in ATTACKS)]) + ": K steps, R restarts"
 
 
 def evaluate(
     subject: Run | str | Path | nn.Module,
     *,
-    attacks: str | Iterable[str] = ("natural", "pgd20"),
-    eps: float = 8 / 255,
-    step_size: float = 2 / 255,
+    attacks: str | Iterable[str] = defaults.ATTACKS,
+    eps: float = defaults.EPS,
+    step_size: float = defaults.STEP_SIZE,
     images: int | None = None,
     checkpoint: str = "best",
-    seed: int = 0,
+    seed: int = defaults.SEED,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
@@ -72,7 +79,7 @@ def evaluate(
     names = [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks
     wanted = [parse_attack(name) for name in dict.fromkeys(names)]
     if not wanted:
-        raise UserError("no attacks named; choose from natural, pgdK, pgdKxR")
+        raise UserError(f"no attacks named; choose from {choices()}")
     if any(attack.kind != "natural" for attack in wanted):
         eps, step_size = _in_range("eps", eps), _in_range("step_size", step_size)
     for what, count in (("images", images), ("batch_size", batch_size)):
@@ -117,13 +124,13 @@ def _measure(
         right = accuracy.natural(model, them.pictures, **work)
     else:
         assert clean is not None
-        limits = {"eps": facts["eps"], "seed": facts["seed"], **facts["settings"]}
-        right = accuracy.under_pgd(model, them.pictures, right=torch.from_numpy(clean), **limits, **work)
+        limits = {"kind": facts["kind"], "eps": facts["eps"], "seed": facts["seed"], **facts["settings"]}
+        right = accuracy.under_attack(model, them.pictures, right=torch.from_numpy(clean), **limits, **work)
     return right.numpy(), time.perf_counter() - began
 
 
 def _record(
-    attack: Attack, them: Subject, facts: Entry, right: FlagArray, seconds: float, *, asked: str, probe: list[float]
+    attack: Asked, them: Subject, facts: Entry, right: FlagArray, seconds: float, *, asked: str, probe: list[float]
 ) -> Outcome:
     """The outcome, written down where there is a folder for it."""
     correct, n = int(right.sum()), len(right)
@@ -148,20 +155,21 @@ def _recall(them: Subject, entry: Entry, right: FlagArray) -> Outcome:
     return Outcome(named, right, reused=True)
 
 
-def _facts(attack: Attack, *, eps: float, step_size: float, seed: int) -> Entry:
+def _facts(attack: Asked, *, eps: float, step_size: float, seed: int) -> Entry:
     """What the outcome depends on besides model and images; nothing is drawn and nothing moved for `natural`."""
     if attack.kind == "natural":
-        return {"kind": "natural", "version": VERSIONS["natural"], "eps": 0.0, "seed": 0, "settings": {}}
+        return {"kind": "natural", "version": VERSION, "eps": 0.0, "seed": 0, "settings": {}}
     settings = {"steps": attack.steps, "step_size": step_size, "restarts": attack.restarts}
-    return {"kind": attack.kind, "version": VERSIONS[attack.kind], "eps": eps, "seed": seed, "settings": settings}
+    return {"kind": attack.kind, "version": VERSION, "eps": eps, "seed": seed, "settings": settings}
 
 
-def _source(kind: str) -> list[str]:
-    """The text of what computes an outcome, apart from the model."""
-    parts = [accuracy, frozen]
-    if kind == "pgd":
-        parts += [pgd, ball, losses, draws]
-    return [identity.source_of(part) for part in parts]
+def _source(kind: str) -> list[Any]:
+    """What computes an outcome, apart from the model: the text of it, and an attack's entry in the table."""
+    shared = [identity.source_of(accuracy), identity.sources_of(frozen)]
+    if kind == "natural":
+        return shared
+    parts = [identity.source_of(part) for part in (ball, draws)]
+    return [*shared, *parts, ATTACKS[kind].starts, identity.sources_of(ATTACKS[kind].run)]
 
 
 def _in_range(what: str, value: Any) -> float:

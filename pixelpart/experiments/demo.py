@@ -4,14 +4,12 @@ from pathlib import Path
 
 import torch
 
-from pixelpart import recipes
+from pixelpart import defaults, recipes
 from pixelpart.engine.train import train
 from pixelpart.evaluation.explain import explain
 from pixelpart.evaluation.suite import evaluate
 from pixelpart.progress import Screen
 from pixelpart.run import Run
-
-ATTACKS = ("natural", "pgd20")
 
 
 def run_demo(
@@ -28,7 +26,7 @@ def _run_one(name: str, out: Path, seed: int, device: torch.device | str | None,
         def show(attack: str, done: int, total: int, right: int) -> None:
             move(f"{name} {attack}", done, total, f"{right / max(done, 1):.1%} right")
 
-        result = evaluate(run, attacks=ATTACKS, device=device, progress=show)
+        result = evaluate(run, attacks=defaults.ATTACKS, device=device, progress=show)
     explain(run, device=device)
     screen.say(f"{name}, the checkpoint that did best on held-out images:\n{result}")
     return run

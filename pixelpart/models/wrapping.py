@@ -29,7 +29,8 @@ def wrap(
     """
     wrapped = Wrapped(module, _features(module, features), _head(module, head))
     _check(wrapped, example)
-    return wrapped.train(module.training)
+    wrapped.training = module.training  # not train(), which would reach a submodule that is kept in eval mode
+    return wrapped
 
 
 class Wrapped(Classifier):

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config, write_fraction
+from pixelpart import defaults
+from pixelpart.config import Config, flat, write_fraction
 from pixelpart.data import SETS
 from pixelpart.recipes import RECIPES
 from pixelpart.report.reading import Entry
 
-EVALUATE_DEFAULTS = {"eps": "8/255", "step-size": "2/255", "seed": "0"}
+EVALUATE_DEFAULTS = {"eps": defaults.EPS, "step-size": defaults.STEP_SIZE, "seed": defaults.SEED}
 
 
 def train_command(config: Config, path: Path) -> str:
@@ -21,17 +22,22 @@ def train_command(config: Config, path: Path) -> str:
     """
     if config.recipe not in RECIPES:
         return _line(["pixelpart", "train", shown(path / "config.json"), "--out", "RUN"])
-    recipe = flat(RECIPES[config.recipe](seed=config.seed).model_dump(mode="json"))
+    recipe = flat(RECIPES[config.recipe](seed=config.seed))
     words = ["pixelpart", "train", config.recipe, "--seed", str(config.seed)]
-    for name, value in flat(config.model_dump(mode="json")).items():
+    for name, value in flat(config).items():
         if value != recipe[name]:
             words += _option(name, value)
     return _line([*words, "--out", shown(path)])
 
 
-def evaluate_command(path: Path, entries: Sequence[Entry]) -> str:
-    """One command for entries that differ in nothing but the attack."""
+def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> str:
+    """One command for entries that differ in nothing but the attack; none ("") where the images are not the run's own.
+
+    The command line evaluates on the run's data set alone; tensors and other sets are given in Python.
+    """
     attacked = next((e for e in entries if e.attack != "natural"), entries[0])
+    if attacked.dataset != config.dataset:
+        return ""
     words = [
         "pixelpart",
         "evaluate",
@@ -42,11 +48,12 @@ def evaluate_command(path: Path, entries: Sequence[Entry]) -> str:
         attacked.checkpoint,
     ]
     if attacked.attack != "natural":
-        given = {"eps": str(write_fraction(attacked.eps or 0.0)), "seed": str(attacked.seed)}
+        given = {"eps": attacked.eps or 0.0, "seed": attacked.seed}
         if "step_size" in attacked.settings:
-            given["step-size"] = str(write_fraction(attacked.settings["step_size"]))
+            given["step-size"] = attacked.settings["step_size"]
         for name, value in given.items():
-            words += [f"--{name}", value] if value != EVALUATE_DEFAULTS[name] else []
+            if value != EVALUATE_DEFAULTS[name]:
+                words += [f"--{name}", str(value if name == "seed" else write_fraction(value))]
     dataset = SETS.get(attacked.dataset)
     if dataset is None or attacked.n != dataset.counts["test"]:
         words += ["--images", str(attacked.n)]
@@ -61,14 +68,6 @@ def shown(path: Path) -> str:
     """The path from here where it lies beneath, else as given."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names."""
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pixelpart.config import flat
 from pixelpart.errors import UserError
 from pixelpart.report import commands, curves, pictures, table, words
 from pixelpart.report.reading import RunFiles, number, read_runs
@@ -80,7 +81,7 @@ def measured(runs: Sequence[RunFiles]) -> str:
 
 def differing(runs: Sequence[RunFiles]) -> set[str]:
     """Names of the settings in which the runs are not all alike."""
-    settings = [commands.flat(run.config.model_dump(mode="json")) for run in runs]
+    settings = [flat(run.config) for run in runs]
     return {name for name in settings[0] if any(other[name] != settings[0][name] for other in settings)}
 
 
@@ -100,17 +101,19 @@ def _run(run: RunFiles, place: int, found: Sequence[table.Row]) -> dict[str, Any
         "evaluations": [_evaluation(row) for row in found if row.run is run],
         "explained": run.explained,
         "object": on_object(run),
-        "settings": commands.flat(run.config.model_dump(mode="json")),
+        "settings": flat(run.config),
     }
 
 
 def _evaluation(row: table.Row) -> dict[str, Any]:
-    """A row's commands, one for each number of images, and the machine that its seconds were taken on."""
+    """A row's commands, one for each number of images, or the set that no command takes; and the row's machines."""
     sizes: dict[int, list] = {}
     for entry in sorted(row.cells.values(), key=lambda entry: entry.attack != "natural"):
         sizes.setdefault(entry.n, []).append(entry)
+    made_by = [commands.evaluate_command(row.run.config, row.run.path, entries) for entries in sizes.values()]
     return {
-        "commands": [commands.evaluate_command(row.run.path, entries) for entries in sizes.values()],
+        "commands": [command for command in made_by if command],
+        "elsewhere": "" if all(made_by) else row.entry.dataset,
         "machines": list(dict.fromkeys(entry.machine for entry in row.cells.values() if entry.machine)),
     }
 

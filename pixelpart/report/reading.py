@@ -14,8 +14,7 @@ from safetensors.numpy import load_file
 from pixelpart.config import Config, read_config
 from pixelpart.config import explain as explain_mistake
 from pixelpart.errors import UserError
-
-SCHEMA_VERSION = 1
+from pixelpart.runfolder import EVAL_SCHEMA, EXPLAIN_SCHEMA
 
 
 class Record(BaseModel):
@@ -77,8 +76,8 @@ class Explained(Record):
 
     @model_validator(mode="after")
     def _readable(self) -> "Explained":
-        if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"schema_version {self.schema_version} is not {SCHEMA_VERSION}")
+        if self.schema_version != EXPLAIN_SCHEMA:
+            raise ValueError(f"schema_version {self.schema_version} is not {EXPLAIN_SCHEMA}")
         numbers = [c for i in self.images for c in (i.label, i.natural.said, i.adversarial.said) if isinstance(c, int)]
         if any(not 0 <= c < len(self.classes) for c in numbers):
             raise ValueError("a class number has no name")
@@ -174,8 +173,8 @@ def _entries(run: RunFiles) -> list[Entry]:
     content = _json(run, "eval.json", absent="not evaluated yet: there is no eval.json")
     if content is None:
         return []
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        run.notes.append(f"eval.json is not of schema version {SCHEMA_VERSION}, the one this version reads")
+    if not isinstance(content, dict) or content.get("schema_version") != EVAL_SCHEMA:
+        run.notes.append(f"eval.json is not of schema version {EVAL_SCHEMA}, the one this version reads")
         return []
     entries = []
     for item in content.get("entries", []):
@@ -189,7 +188,7 @@ def _entries(run: RunFiles) -> list[Entry]:
 
 
 def _explained(run: RunFiles) -> tuple[Explained | None, dict[str, np.ndarray]]:
-    content = _json(run, "explain.json", absent="no explained images yet: there is no explain.json")
+    content = _json(run, "explain.json", absent="no explained images yet: `pixelpart explain RUN` makes them")
     if content is None:
         return None, {}
     try:
@@ -201,7 +200,9 @@ def _explained(run: RunFiles) -> tuple[Explained | None, dict[str, np.ndarray]]:
         arrays = load_file(run.path / "explain.safetensors")
         _check_shapes(arrays, len(explained.images))
     except FileNotFoundError:
-        run.notes.append("no pictures: explain.json is there, explain.safetensors is not")
+        run.notes.append(
+            "no pictures: explain.json is there, explain.safetensors is not; `pixelpart explain RUN` makes both"
+        )
         return explained, {}
     except (OSError, SafetensorError, ValueError) as error:
         run.notes.append(f"no pictures: explain.safetensors cannot be used ({error})")

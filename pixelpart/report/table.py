@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pixelpart.defaults import STEP_SIZE
 from pixelpart.report.reading import Entry, RunFiles
 from pixelpart.report.words import fraction, listed, percent
 
@@ -97,7 +98,7 @@ def _remarked(run: RunFiles, found: list[Row]) -> list[Row]:
             )
         if entry.seed:
             row.remarks.append(f"attack's seed {entry.seed}")
-        if (step := entry.settings.get("step_size")) is not None and fraction(step) != "2/255":
+        if (step := entry.settings.get("step_size")) is not None and step != STEP_SIZE:
             row.remarks.append(f"steps of {fraction(step)}")
         if entry.precision != "fp32":
             row.remarks.append(entry.precision)

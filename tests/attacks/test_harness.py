@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from pixelpart.attacks import ATTACKS
 
 STEPS = {"step_size": 2 / 255, "steps": 5}
-pytestmark = pytest.mark.parametrize("attack", [pytest.param(attack, id=name) for name, attack in ATTACKS.items()])
+pytestmark = pytest.mark.parametrize("attack", [pytest.param(entry.run, id=name) for name, entry in ATTACKS.items()])
 quick = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -72,6 +72,22 @@ def test_same_seed_same_bits_and_none_is_seed_zero(attack, make_net, make_batch)
     assert torch.equal(run(0), run(0))
     assert torch.equal(run(0), attack(net, x, y, budget, step_size=0.001, steps=2))
     assert not torch.equal(run(0), run(1))
+
+
+def test_takes_as_many_start_images_as_its_entry_says_and_each_counts(attack, make_net, make_batch):
+    net, (x, y, _) = make_net(), make_batch(16)
+    (starts,) = (entry.starts for entry in ATTACKS.values() if entry.run is attack)
+    noise = 0.2 * torch.rand(starts, *x.shape, generator=torch.Generator().manual_seed(1)) - 0.1
+
+    def run(noise):
+        start = x + noise
+        return attack(net, x, y, 0.1, step_size=0.001, steps=2, start=start[0] if starts == 1 else start)
+
+    assert torch.equal(run(noise), run(noise))
+    for number in range(starts):
+        other = noise.clone()
+        other[number] = 0
+        assert not torch.equal(run(other), run(noise))
 
 
 def test_a_sample_does_not_depend_on_its_batch(attack, make_net, make_batch):

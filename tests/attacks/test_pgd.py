@@ -123,7 +123,7 @@ def test_unknown_names_are_told_with_the_choices(make_net, make_batch):
 
 def test_dlr_on_two_classes_is_refused_in_words(make_net, make_batch):
     x, y, budget = make_batch(classes=2)
-    with pytest.raises(AssertionError, match="dlr needs at least 3 classes, not 2"):
+    with pytest.raises(UserError, match="dlr needs at least 3 classes, not 2"):
         pgd(make_net(2), x, y, budget, step_size=0.1, steps=1, loss="dlr")
 
 

@@ -98,3 +98,10 @@ def test_holding_out_none_keeps_all_and_holding_out_all_is_refused():
     for bad in (10, -1):
         with pytest.raises(UserError, match=f"hold out {bad} of 10"):
             split_holdout(10, bad, 0)
+
+
+def test_pixels_that_are_floats_already_are_not_divided_in_place():
+    images = torch.full((1, 3, 2, 2), 0.5)
+    with pytest.raises(AssertionError, match="float32"):
+        as_float(images)
+    assert images.eq(0.5).all()

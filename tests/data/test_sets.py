@@ -27,6 +27,7 @@ def test_the_listing_has_every_set_and_reads_none(tmp_path):
     assert set(rows) == set(data.SETS)
     assert (rows["shapes"].status, rows["shapes"].images) == ("generated", 8000)
     assert (rows["cifar10"].status, rows["cifar10"].where, rows["cifar10"].bytes) == ("missing", str(tmp_path), 0)
+    assert all(row.about == data.SETS[name].about for name, row in rows.items())
 
 
 def test_a_generated_set_needs_no_getting():
@@ -37,7 +38,7 @@ def test_a_generated_set_needs_no_getting():
 @pytest.mark.parametrize("name", data.SETS)
 def test_every_set_is_complete(name):
     entry = data.SETS[name]
-    assert entry.name == name
+    assert entry.about
     assert set(entry.counts) == {"train", "test"}
     assert len(set(entry.classes)) == entry.num_classes
     assert all(0 < m < 1 for m in entry.mean + entry.std)

@@ -255,3 +255,55 @@ def test_a_batch_size_that_does_not_divide_the_data_sees_every_image(small, quie
     monkeypatch.setattr(train_module, "train_step", lambda *a: (seen.append(len(a[2].labels)), original(*a)))
     train(small("at", epochs=1, batch_size=130), tmp_path / "run", screen=quiet)
     assert seen == [130, 130, 130, 10]
+
+
+def test_a_fork_into_the_middle_of_a_renewal_has_maps_of_its_own(small, quiet, tmp_path):
+    train(small(keep=(2,)), tmp_path / "part", screen=quiet)
+    stored = {"rule": "mean", "every": 4}
+    run = train(small(epochs=4, mask=stored, init_from=f"{tmp_path / 'part'}@2"), tmp_path / "fork", screen=quiet)
+    assert all(0 < row["high_fraction"] < 1 for row in run.metrics)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed: 0 there, 1 here"),  # other held-out images: the parent has trained on them
+        ({"normalize": True}, "normalize"),
+        ({"holdout": 50}, "holdout"),
+        ({"ema": 0.5}, "ema"),
+        ({"epochs": 2, "init_from": "@2"}, "leaves nothing to train"),
+        ({"init_from": "nonsense"}, "is not RUN@EPOCH"),
+    ],
+)
+def test_a_fork_that_would_not_be_one_is_refused_before_anything_is_written(small, quiet, tmp_path, change, message):
+    train(small(keep=(2,)), tmp_path / "part", screen=quiet)
+    at = change.pop("init_from", "@1")
+    config = small(init_from=at if at == "nonsense" else f"{tmp_path / 'part'}{at}", **change)
+    with pytest.raises(UserError, match=message):
+        train(config, tmp_path / "fork", screen=quiet)
+    assert not (tmp_path / "fork" / "config.json").exists()
+
+
+def test_a_layer_that_gives_no_map_is_refused_before_burn_in(small, quiet, tmp_path):
+    with pytest.raises(UserError, match="layer 'linear' gives"):
+        train(small(mask={"rule": "mean", "layer": "linear"}), tmp_path / "run", screen=quiet)
+
+
+def test_an_epoch_of_dead_maps_is_said_aloud(small, quiet, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_module, "class_map", lambda learner, model, phase, x, y, clean: torch.zeros(len(x), 8, 8))
+    run = train(small(mask={"rule": "mean", "every": 1}, epochs=2), tmp_path / "run", screen=quiet)
+    assert run.metrics[1]["dead_cams"] == 400
+    assert "every heat map of this epoch was dead" in (run.dir / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("method", ["at", "part", "part-t"])
+def test_mma_trains_with_a_start_for_every_target(small, quiet, tmp_path, method):
+    attack = {"name": "mma", "steps": 1, "step_size": "8/255"}
+    run = train(small(method, epochs=2, attack=attack), tmp_path / "run", screen=quiet)
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_bf16_trains_as_fp32_does_up_to_rounding(small, quiet, tmp_path):
+    a, b = (train(small("part", precision=p), tmp_path / p, screen=quiet) for p in ("fp32", "bf16"))
+    assert a.metrics[-1]["loss"] == pytest.approx(b.metrics[-1]["loss"], rel=0.02)
+    assert a.metrics[-1]["loss"] != b.metrics[-1]["loss"]

@@ -1,10 +1,10 @@
 import torch
 
 from pixelpart import attacks, draws
-from pixelpart.evaluation.accuracy import Pictures, errs_inside, natural, start_noise, under_pgd
+from pixelpart.evaluation.accuracy import Pictures, errs_inside, natural, start_images, start_noise, under_attack
 
 CPU = torch.device("cpu")
-LIMITS = {"eps": 0.03, "step_size": 0.01, "steps": 5, "restarts": 1, "seed": 0}
+LIMITS = {"kind": "pgd", "eps": 0.03, "step_size": 0.01, "steps": 5, "restarts": 1, "seed": 0}
 
 
 def silent(settled, right):
@@ -14,7 +14,7 @@ def silent(settled, right):
 def flags(model, pair, *, batch_size=16, report=silent, **changes):
     pictures = Pictures(*pair, CPU)
     right = natural(model, pictures, batch_size=batch_size, report=silent)
-    return under_pgd(model, pictures, right=right, batch_size=batch_size, report=report, **(LIMITS | changes))
+    return under_attack(model, pictures, right=right, batch_size=batch_size, report=report, **(LIMITS | changes))
 
 
 def test_natural_equals_a_plain_loop(net, pair):
@@ -78,21 +78,45 @@ def test_only_survivors_are_attacked(net, pair, monkeypatch):
         seen.append(len(x))
         return attacks.pgd(model, x, y, budget, **settings)
 
-    monkeypatch.setattr("pixelpart.evaluation.accuracy.pgd", watched)
+    monkeypatch.setitem(attacks.ATTACKS, "pgd", attacks.Attack(watched))
     survivors = [int(flags(net, pair, restarts=restarts).sum()) for restarts in (1, 2)]
     seen.clear()
     flags(net, pair, restarts=3, batch_size=40)
     assert seen == [int((net(pair[0]).argmax(1) == pair[1]).sum()), *survivors]
 
 
-def test_noise_differs_by_sample_restart_and_seed_and_fills_the_ball():
+def test_noise_differs_by_sample_number_stream_and_seed_and_fills_the_ball():
     x = torch.zeros(2, 3, 8, 8)
     index = torch.tensor([4, 9])
-    noise = start_noise(index, x, steps=20, seed=0, restart=0)
-    others = [start_noise(index, x, steps=20, seed=1, restart=0), start_noise(index, x, steps=20, seed=0, restart=1)]
+    same = {"stream": "attack/pgd20", "seed": 0, "number": 0}
+    noise = start_noise(index, x, **same)
+    others = [start_noise(index, x, **same | change) for change in ({"seed": 1}, {"number": 1}, {"stream": "other"})]
     assert not any(noise.equal(other) for other in (*others, noise.flip(0)))
-    assert noise.equal(start_noise(index.flip(0), x, steps=20, seed=0, restart=0).flip(0))
+    assert noise.equal(start_noise(index.flip(0), x, **same).flip(0))
     assert -1 <= noise.min() < -0.9 < 0.9 < noise.max() <= 1
+
+
+def test_an_attack_of_several_starts_gets_each_from_noise_of_its_own_number():
+    x, index = torch.full((2, 3, 8, 8), 0.5), torch.tensor([4, 9])
+    start = start_images(index, x, 0.03, kind="mma", steps=20, seed=0, restart=1)
+    assert start.shape == (3, 2, 3, 8, 8)
+    for number, images in enumerate(start, start=3):  # the first restart had 0, 1 and 2
+        noise = start_noise(index, x, stream="attack/mma20", seed=0, number=number)
+        assert images.equal(attacks.start_point(x, 0.03, noise, kind="uniform"))
+
+
+def test_mma_equals_a_plain_loop_over_single_images(net, pair):
+    x, y = pair
+    expected = []
+    for i in range(len(x)):
+        a, b = x[i : i + 1], y[i : i + 1]
+        noise = [
+            2 * torch.rand(a.shape, generator=draws.generator(0, "attack/mma5", number, i)) - 1 for number in range(3)
+        ]
+        adv = attacks.mma(net, a, b, 0.03, step_size=0.01, steps=5, start=a + 0.03 * torch.stack(noise))
+        expected.append(bool(net(a).argmax() == b) and bool(net(adv).argmax() == b))
+    assert flags(net, pair, kind="mma").tolist() == expected
+    assert 0 < sum(expected) < 40
 
 
 def test_an_input_outside_the_ball_or_outside_0_1_breaks_nothing(plane):

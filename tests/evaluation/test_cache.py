@@ -1,4 +1,5 @@
 import copy
+import functools
 import json
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from pixelpart.attacks import ATTACKS, Attack, pgd
 from pixelpart.errors import UserError
 from pixelpart.evaluation import accuracy, evaluate
 from pixelpart.runfolder import load_checkpoint, save_checkpoint
@@ -46,7 +48,7 @@ def test_the_same_call_twice_reuses_all_and_leaves_the_files_alone(ask, net, tmp
     assert ask(net) == [False, False]
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.*")}
     monkeypatch.setattr(accuracy, "natural", None)
-    monkeypatch.setattr(accuracy, "under_pgd", None)
+    monkeypatch.setattr(accuracy, "under_attack", None)
     assert ask(net) == [True, True]
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.*")}
 
@@ -122,6 +124,13 @@ def test_changed_source_is_another_model(ask, net):
     for text, expected in (("x * 1.0", False), ("x * 1.0", True), ("x / 1.0", False)):
         exec(f"class Typed(Scaled):\n  def forward(self, x): return Scaled.forward(self, {text})", space)
         assert ask(space["Typed"](net, 1.0)) == [expected] * 2
+
+
+def test_an_attack_whose_entry_in_the_table_changed_is_another_question(ask, net, monkeypatch):
+    margin, dlr = (Attack(functools.partial(pgd, loss=loss)) for loss in ("margin", "dlr"))
+    for attack, expected in ((margin, False), (margin, True), (dlr, False), (margin, True)):
+        monkeypatch.setitem(ATTACKS, "own", attack)
+        assert ask(net, attacks=["own3"]) == [expected]
 
 
 def test_results_of_other_models_are_kept_beside(ask, net, plane, tmp_path):

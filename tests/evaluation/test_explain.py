@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from pixelpart import attacks, data, masks
+from pixelpart.cli import main
 from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate
@@ -44,9 +45,13 @@ def test_the_files_hold_pictures_heat_budget_and_answers(run):
     assert facts["object"]["n"] + facts["object"]["dead"] == 16
 
 
-def test_adversarial_answers_are_those_that_evaluate_counts(run):
+@pytest.mark.parametrize("eps", ["8/255", "2/255"])
+def test_adversarial_answers_are_those_that_evaluate_counts_at_the_runs_eps(eps, run):
+    config = Config(dataset="shapes", model="tiny-cnn", eps=eps, eps_low="1/255", mask={"rule": "mean"})
+    atomic_write(run.dir / "config.json", config.to_json())
     facts = json.loads(explain(run, n=10, steps=3, objects=8).read_text())
-    right = evaluate(run, attacks=["pgd3"], images=max(image["index"] for image in facts["images"]) + 1).flags["pgd3"]
+    images = max(image["index"] for image in facts["images"]) + 1
+    right = evaluate(run, attacks=["pgd3"], eps=config.eps, images=images).flags["pgd3"]
     for image in facts["images"]:
         both = image["natural"]["class"] == image["label"] == image["adversarial"]["class"]
         assert both == right[image["index"]]
@@ -81,6 +86,21 @@ def test_high_is_where_the_rule_s_weight_is_above_one():
     for rule in ("mean", "soft"):
         config = Config(mask={"rule": rule})
         assert high(masks.budget(heat, eps=config.eps, eps_low=config.eps_low, rule=rule), config).equal(expected)
+
+
+def test_a_budget_at_the_middle_is_high_as_it_is_in_training():
+    config = Config(mask={"rule": "soft"}, eps=0.5, eps_low=0.25)
+    assert high(torch.tensor([0.37, 0.375, 0.38]), config).tolist() == [False, True, True]
+
+
+def test_the_command_line_makes_the_pictures(run, capsys):
+    assert main(["explain", str(run.dir), "--checkpoint", "last", "--images", "3", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == f"{run.dir / 'explain.json'}\n"
+    facts = json.loads((run.dir / "explain.json").read_text())
+    assert (facts["checkpoint"], len(facts["images"])) == ("last", 3)
+    assert load_file(run.dir / "explain.safetensors")["picture"].shape == (3, 3, 32, 32)
+    assert main(["explain", str(run.dir), "--images", "0"]) == 2
+    assert "cannot explain 0 images; choose from 1 to 2000" in capsys.readouterr().err
 
 
 def test_object_shares_are_counted_by_hand_and_dead_maps_left_out(monkeypatch):

@@ -1,8 +1,10 @@
+import functools
+
 import pytest
 import torch
 
-from pixelpart import models
-from pixelpart.evaluation.identity import agree, describe, hash_tensors, hash_weights, signature
+from pixelpart import attacks, models
+from pixelpart.evaluation.identity import agree, describe, hash_tensors, hash_weights, signature, sources_of
 
 
 def test_weights_hash_differs_by_name_shape_type_and_value():
@@ -21,6 +23,26 @@ def test_weights_hash_sees_buffers_that_a_state_dict_leaves_out():
 def test_description_is_the_same_for_equal_models_and_another_for_another_network(net, plane):
     assert describe(net) == describe(type(net)().train())
     assert len({describe(model) for model in (net, plane, models.build("tiny-cnn"), models.build("resnet18"))}) == 4
+
+
+def test_the_sources_of_an_attack_are_its_own_file_and_those_that_it_is_made_of():
+    found = sources_of(attacks.mma)
+    assert "def mma(" in found["function"]
+    assert found.keys() >= {f"pixelpart.{name}" for name in ("attacks.pgd", "attacks.ball", "losses", "frozen")}
+    assert "def climb(" in found["pixelpart.attacks.pgd"]
+    assert not any("def mma(" in text for text in sources_of(attacks.pgd).values())  # another attack's file is its own
+
+
+def test_the_sources_of_a_partial_function_are_the_functions_and_its_settings():
+    one, two = (sources_of(functools.partial(attacks.pgd, loss=loss)) for loss in ("margin", "dlr"))
+    assert one != two
+    assert one.items() >= sources_of(attacks.pgd).items()
+
+
+def test_a_function_typed_at_a_prompt_has_sources_too():
+    space = {}
+    exec("def one(x): return x + 1\ndef two(x): return x + 2", space)
+    assert sources_of(space["one"]) != sources_of(space["two"])
 
 
 def test_signature_agrees_up_to_rounding_and_sees_every_class():

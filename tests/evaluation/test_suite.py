@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 import pixelpart as pp
+from pixelpart import defaults
+from pixelpart.attacks import ATTACKS, Attack
+from pixelpart.cli import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate, parse_attack, wilson
 
@@ -34,11 +37,59 @@ def test_attack_names_are_taken_apart():
     assert (attack.kind, attack.steps, attack.restarts) == ("pgd", 20, 5)
     assert (parse_attack("pgd7").steps, parse_attack("pgd7").restarts) == (7, 1)
     assert parse_attack("natural").kind == "natural"
+    assert parse_attack("mma20x2") == type(attack)("mma20x2", "mma", 20, 2)
 
 
-@pytest.mark.parametrize("name", ["pgd", "pgd0", "pgd20x0", "pgd20x", "pgd-1", "PGD20", "fgsm", "", "pgd2 ", "pgd٣"])
+@pytest.fixture
+def own(monkeypatch):
+    """An attack that is an entry in the table and nothing more: it moves every pixel up by the budget."""
+
+    def up(model, x, y, budget, *, step_size, steps, start):
+        return (x + budget).clamp(0, 1)
+
+    monkeypatch.setitem(ATTACKS, "up", Attack(up))
+    return up
+
+
+def test_an_attack_is_known_by_its_entry_in_the_table(own, plane, pair):
+    x, y = pair
+    result = evaluate(plane, data=pair, attacks=["up3"], eps=0.1)
+    right = [plane(images).argmax(1) == y for images in (x, x + 0.1)]
+    assert result.flags["up3"].tolist() == (right[0] & right[1]).tolist()
+    assert result["up3"].entry["settings"]["steps"] == 3
+    with pytest.raises(UserError, match="upK, upKxR"):
+        parse_attack("down3")
+
+
+def test_mma_breaks_at_least_what_its_first_target_breaks(net, pair):
+    result = evaluate(net, data=pair, attacks="natural,mma5,mma5x3", eps=0.03, step_size=0.01)
+    assert 0 < result["mma5"].correct < result["natural"].correct
+    assert not (result.flags["mma5x3"] & ~result.flags["mma5"]).any()
+
+
+def test_mma_goes_through_the_command_line(run, capsys):
+    assert main(["evaluate", str(run.dir), "--attacks", "mma20", "--images", "8", "--device", "cpu", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["attack"], entry["n"]) == ("mma20", 8)
+    assert entry["settings"] == {"steps": 20, "step_size": 2 / 255, "restarts": 1}
+
+
+def test_the_defaults_are_the_same_in_python_and_on_the_command_line(run, capsys):
+    assert main(["evaluate", str(run.dir), "--images", "4", "--device", "cpu", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    result = evaluate(run, images=4, device="cpu")
+    assert result.entries == entries
+    assert all(result[name].reused for name in result)
+    assert tuple(result) == defaults.ATTACKS
+    assert (entries[1]["eps"], entries[1]["seed"]) == (defaults.EPS, defaults.SEED)
+    assert entries[1]["settings"]["step_size"] == defaults.STEP_SIZE
+
+
+@pytest.mark.parametrize(
+    "name", ["pgd", "pgd0", "pgd20x0", "pgd20x", "pgd-1", "PGD20", "fgsm", "", "pgd2 ", "pgd٣", "mma"]
+)
 def test_an_unknown_attack_is_named_with_the_choices(name, plane, pair):
-    with pytest.raises(UserError, match=r"unknown attack .* choose from natural, pgdK, pgdKxR"):
+    with pytest.raises(UserError, match=r"unknown attack .* choose from natural, pgdK, pgdKxR, mmaK, mmaKxR"):
         evaluate(plane, data=pair, attacks=[name])
 
 

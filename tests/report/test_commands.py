@@ -9,6 +9,8 @@ from pixelpart.recipes import RECIPES
 from pixelpart.report.commands import evaluate_command, shown, train_command
 from pixelpart.report.reading import Entry
 
+OWN = Config(dataset="shapes")
+
 
 @pytest.mark.parametrize("changes", [
     {}, {"seed": 3}, {"eps_low": "5.5/255", "normalize": True}, {"optim": {"decay_at": [5, 9], "lr": 0.3}},
@@ -31,21 +33,26 @@ def test_an_unknown_recipe_is_trained_from_the_runs_own_config():
 def test_the_evaluate_command_names_what_differs_from_the_defaults(entry):
     entries = [Entry(**entry("natural", n=2000)), Entry(**entry("pgd20", n=2000))]
     assert (
-        evaluate_command(Path("runs/x"), entries)
+        evaluate_command(OWN, Path("runs/x"), entries)
         == "pixelpart evaluate runs/x --attacks natural,pgd20 --checkpoint best"
     )
     odd = Entry(
         **entry("pgd5", eps=4 / 255, seed=2, n=64, checkpoint="last", settings={"steps": 5, "step_size": 1 / 255})
     )
-    assert evaluate_command(Path("my run"), [odd]) == (
+    assert evaluate_command(OWN, Path("my run"), [odd]) == (
         "pixelpart evaluate 'my run' --attacks pgd5 --checkpoint last "
         "--eps 4/255 --seed 2 --step-size 1/255 --images 64"
     )
 
 
+@pytest.mark.parametrize("dataset", ["given", "cifar10"])
+def test_there_is_no_command_for_images_that_are_not_the_runs_own(dataset, entry):
+    assert evaluate_command(OWN, Path("x"), [Entry(**entry("pgd20", dataset=dataset))]) == ""
+
+
 def test_a_number_that_is_no_fraction_is_written_whole(entry):
     odd = Entry(**entry("pgd20", eps=0.0123456789012, n=2000))
-    assert "--eps 0.0123456789012" in evaluate_command(Path("x"), [odd])
+    assert "--eps 0.0123456789012" in evaluate_command(OWN, Path("x"), [odd])
 
 
 def test_paths_beneath_are_relative_and_others_as_given(tmp_path, monkeypatch):

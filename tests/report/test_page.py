@@ -50,6 +50,16 @@ def test_commands_that_make_the_figures_are_given(make_run, parse, tmp_path, mon
     assert "pixelpart report part --out r.html" in page.all("footer")[0].text
 
 
+def test_figures_on_given_tensors_have_words_instead_of_a_command(make_run, parse, tmp_path, monkeypatch, entry):
+    monkeypatch.chdir(tmp_path)
+    entries = [entry("pgd20"), entry("pgd20", dataset="given", split="given")]
+    page = parse(write_report([make_run("part", entries=entries)], tmp_path / "r.html"))
+    (commands,) = page.all("dl", "commands")
+    assert commands.text.count("pixelpart evaluate") == 1
+    assert "No command makes the figures on images that were given as tensors again" in commands.text
+    assert "No command" not in parse(write_report([make_run("other")], tmp_path / "s.html")).text
+
+
 def test_overlapping_intervals_are_said_to_separate_nothing(make_run, parse, tmp_path, entry):
     at = make_run("at", entries=[entry("natural", 0.9), entry("pgd20", 0.40)])
     part = make_run("part", entries=[entry("natural", 0.7), entry("pgd20", 0.43)])
@@ -118,11 +128,12 @@ def test_missing_pieces_are_said_in_words(make_run, parse, tmp_path, missing):
     gone = {"metrics", "entries", "explain", "tensors"} if missing == "all" else {missing}
     page = parse(write_report([make_run("new", **dict.fromkeys(gone))], tmp_path / "r.html"))
     notes, text = page.all("ul", "notes")[0].text, page.text
-    pictures = "no explained images yet" if "explain" in gone else "no pictures: explain.json is there"
+    made = "`pixelpart explain RUN` makes"
+    pictures = f"no explained images yet: {made} them" if "explain" in gone else f"explain.safetensors is not; {made}"
     said = {
         "metrics": ("no metrics.jsonl", "No epoch is finished yet, so there are no curves."),
         "entries": ("not evaluated yet", "No run has been evaluated yet"),
-        "explain": ("no explained images yet", "No run has explained images yet"),
+        "explain": (pictures, "there are no pictures: pixelpart explain RUN makes them"),
         "tensors": (pictures, "No run has explained images yet"),
     }
     for part in gone:
@@ -160,7 +171,7 @@ def test_share_of_high_budget_on_the_object(make_run, parse, tmp_path, explained
 
 
 def test_settings_mark_what_differs(make_run, parse, tmp_path):
-    runs = [make_run(f"s{seed}", config=recipes.RECIPES["shapes-part"](seed=seed, epochs=3)) for seed in (0, 7)]
+    runs = [make_run(f"s{seed}", config=recipes.RECIPES["shapes-part"](seed=seed, epochs=4)) for seed in (0, 7)]
     page = parse(write_report(runs, tmp_path / "r.html"))
     marked = [row.text for row in page.all("table", "settings")[1].all("tr") if "≠" in row.text]
     assert marked == ["seed ≠7"]

@@ -1,0 +1,125 @@
+"""The fast path: `train_step` itself, its inner functions compiled, the whole of it captured as one CUDA graph.
+
+A captured graph replays the same kernels on the same addresses, so what changes from step to step is copied into
+buffers beforehand, and all that a step changes (weights, momentum, averages, sums) lives at fixed addresses.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pixelpart.attacks.pgd import move, signed_step, total_loss
+from pixelpart.engine.build import Phase
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.step import StepInputs, train_step
+
+WARM_UPS = 3
+
+
+class Captured:
+    """Does what `train_step` does, from one graph for every phase and batch size.
+
+    Batches of `full` images go through compiled code; the short last batch of an epoch is captured as it is. What
+    cannot be compiled or captured is said once, and runs plainly from then on.
+    """
+
+    def __init__(self, learner: Learner, *, full: int, say: Callable[[str], None] = print) -> None:
+        self.learner, self.full, self.say = learner, full, say
+        self.ascend = functools.partial(signed_step, total_loss=compiled(total_loss), move=compiled(move))
+        learner.freeze.compile()
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self.plain = False
+
+    def __call__(self, learner: Learner, phase: Phase, inputs: StepInputs) -> None:
+        assert learner is self.learner
+        key = (phase.name, len(inputs.labels))
+        if key not in self._graphs and not self.plain:
+            self._capture_or_say(key, phase, inputs)
+        if self.plain:
+            return train_step(learner, phase, inputs)
+        graph, buffers = self._graphs[key]
+        for buffer, value in zip(tensors_in(buffers), tensors_in(inputs), strict=True):
+            buffer.copy_(value)
+        graph.replay()
+
+    def _capture_or_say(self, key: tuple[str, int], phase: Phase, inputs: StepInputs) -> None:
+        """Adds the graph of a phase and batch size; the learner is as before."""
+        state = self.learner.state()
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        try:
+            self._graphs[key] = self._capture(
+                compile_phase(phase, self.ascend) if key[1] == self.full else phase, inputs
+            )
+        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
+            self.plain = True
+            self.say(f"the step cannot be compiled and captured, so it runs plainly: {str(error).splitlines()[0]}")
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(before[name])
+
+    def _capture(self, phase: Phase, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, StepInputs]:
+        """The graph of one step, and the buffers it reads; what it learns on the way is to be undone."""
+        buffers = copy_of(inputs)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                train_step(self.learner, phase, buffers)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph, pool=self._pool):
+            train_step(self.learner, phase, buffers)
+        return graph, buffers
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:
+    """The phase with its two costly functions compiled: the attack's step, and the loss with the network in it."""
+    objective = phase.objective
+
+    def loss(*args: Any) -> Tensor:
+        return objective(*args)
+
+    return dataclasses.replace(phase, attack=functools.partial(phase.attack, ascend=ascend), objective=compiled(loss))
+
+
+def tensors_in(inputs: Any) -> Iterator[Tensor]:
+    """The tensors of a step's inputs, always in the same order."""
+    for field in dataclasses.fields(inputs):
+        value = getattr(inputs, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from tensors_in(value)
+        elif value is not None:
+            yield value
+
+
+def copy_of(inputs: Any) -> Any:
+    """The same inputs in buffers of their own."""
+    values = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+    copies = {
+        k: copy_of(v) if dataclasses.is_dataclass(v) else None if v is None else v.clone() for k, v in values.items()
+    }
+    return dataclasses.replace(inputs, **copies)
+
+
+@contextmanager
+def fast_arithmetic() -> Iterator[None]:
+    """cuDNN may time its algorithms and keep the best, and fp32 products may be TF32; switched back on leaving."""
+    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before[0]
+        torch.set_float32_matmul_precision(before[1])

@@ -1,0 +1,114 @@
+"""What is measured after an epoch: by hand on a linear model, and against a plain loop on a real one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pixelpart import draws, models
+from pixelpart.config import Config
+from pixelpart.engine import probe
+from pixelpart.frozen import freeze
+from pixelpart.models import Classifier
+
+
+class Linear(Classifier):
+    """Two classes: logits (s, 0) with s = w·x, pixel by pixel."""
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(w)
+
+    def trunk(self, x):
+        return x
+
+    def head(self, acts):
+        score = (acts * self.w).sum((1, 2, 3))
+        return torch.stack((score, torch.zeros_like(score)), 1)
+
+
+W = torch.tensor([[[1.0, -2.0], [0.5, 0.0]], [[3.0, 0.0], [0.0, -1.0]], [[0.25, 0.0], [0.0, 0.0]]], dtype=torch.float64)
+
+
+@pytest.fixture
+def linear():
+    return freeze(Linear(W))
+
+
+def test_damage_is_the_budget_weighted_sum_of_gradients(linear):
+    """For (s, 0) and label 0 the cross-entropy is log(1 + exp(-s)), its gradient -(1 - p) w, p = 1/(1 + exp(-s))."""
+    x = torch.zeros(2, 3, 2, 2, dtype=torch.float64)  # s = 0, so p = 1/2 for either label
+    y = torch.tensor([0, 1])
+    budget = torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]], [[[0.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
+    first = 0.5 * (0.1 * (1 + 3 + 0.25) + 0.2 * 2 + 0.3 * 0.5 + 0.4 * 1)
+    second = 0.5 * (1.0 * 1)
+    assert probe.damage(linear, x, y, budget) == pytest.approx((first + second) / 2, rel=1e-12)
+
+
+def test_damage_of_a_uniform_budget_is_eps_times_the_l1_norm_of_the_gradient(linear):
+    x = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
+    assert probe.damage(linear, x, torch.tensor([0]), 8 / 255) == pytest.approx(8 / 255 * 0.5 * 7.75, rel=1e-12)
+
+
+def test_damage_is_what_a_small_budget_adds_to_the_loss():
+    model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(3)).double().eval()
+    x, y = torch.rand(5, 3, 16, 16, dtype=torch.float64), torch.arange(5)
+    budget = 1e-7 * torch.rand(5, 1, 16, 16, dtype=torch.float64)
+    leaf = x.clone().requires_grad_()
+    F.cross_entropy(model(leaf), y, reduction="sum").backward()
+    rise = F.cross_entropy(model(x + budget * leaf.grad.sign()), y) - F.cross_entropy(model(x), y)
+    assert probe.damage(freeze(model), x, y, budget) == pytest.approx(rise.item(), rel=1e-4)
+
+
+def test_reading_equals_a_plain_loop_without_folding():
+    config = Config(seed=4, eps="60/255", eps_low=0, attack={"steps": 3, "step_size": "30/255"})
+    model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(3)).double()
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(11, 3, 16, 16, dtype=torch.float64, generator=generator)
+    model(x)  # batch norm has seen something
+    model.eval()
+    with torch.no_grad():
+        model.linear.bias -= model(x).mean(0)  # else an untrained model says the same of every image
+    y = model(x).argmax(1)
+    y[::3] = (y[::3] + 1) % 10
+    reading = probe.read(freeze(model), x, y, config, stream="held-out", chunk=4)
+
+    rows = []
+    for begin in range(0, 11, 4):
+        images, labels = x[begin : begin + 4], y[begin : begin + 4]
+        noise = torch.rand(images.shape, generator=draws.generator(4, "probe/held-out", 0, begin), dtype=torch.float64)
+        x_adv = (images + 60 / 255 * (2 * noise - 1)).clamp(0, 1)
+        for _ in range(3):
+            leaf = x_adv.detach().requires_grad_()
+            F.cross_entropy(model(leaf), labels, reduction="sum").backward()
+            x_adv = leaf.detach() + 30 / 255 * leaf.grad.sign()
+            x_adv = torch.clamp(x_adv, images - 60 / 255, images + 60 / 255).clamp(0, 1)
+        logits = model(x_adv).detach()
+        rows += [
+            ((clean == label).item(), (adv.argmax() == label).item(), F.cross_entropy(adv, label).item())
+            for clean, adv, label in zip(model(images).argmax(1), logits, labels, strict=True)
+        ]
+    natural, robust, loss = (sum(column) / 11 for column in zip(*rows, strict=True))
+    assert natural == pytest.approx(7 / 11)
+    assert (reading.natural, reading.pgd) == pytest.approx((natural, robust), abs=1e-12)
+    assert reading.robust_ce == pytest.approx(loss, rel=1e-9)
+    assert robust < natural
+
+
+def test_a_reading_repeats_to_the_bit_and_another_stream_starts_elsewhere(linear):
+    config = Config(attack={"steps": 1, "step_size": "1/255"})
+    x, y = torch.rand(6, 3, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
+    first = probe.read(linear, x, y, config, stream="train", chunk=3)
+    assert first == probe.read(linear, x, y, config, stream="train", chunk=3)
+    assert first.robust_ce != probe.read(linear, x, y, config, stream="test", chunk=3).robust_ce
+
+
+def test_the_attack_of_a_reading_has_eps_at_every_pixel_though_the_run_has_a_mask(linear):
+    """The linear model's worst case is known: s falls, for label 0, by eps |w|_1."""
+    config = Config(eps="8/255", eps_low=0, mask={"rule": "mean"}, attack={"steps": 40, "step_size": "1/255"})
+    x = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
+    score = 0.5 * W.sum().item() - 8 / 255 * W.abs().sum().item()
+    reading = probe.read(linear, x, torch.tensor([0]), config, stream="train", chunk=1)
+    expected = F.softplus(torch.tensor(-score, dtype=torch.float64)).item()
+    # where w is 0 the pixel stays where it started, which changes nothing
+    assert reading.robust_ce == pytest.approx(expected, rel=1e-9)

@@ -1,0 +1,205 @@
+"""What users import, called as DESIGN shows it, and the promise that no call leaves a trace."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import pixelpart as pp
+from pixelpart.errors import UserError
+from pixelpart.progress import Screen
+
+
+@functools.cache
+def some(split):
+    return tuple(tensor[:160] for tensor in pp.data.shapes.generate(split))
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """`shapes`, but the first few images of it."""
+    entry = pp.data.SETS["shapes"]
+    monkeypatch.setitem(pp.data.SETS, "shapes", dataclasses.replace(entry, load=lambda split, root: some(split)))
+
+
+@pytest.fixture
+def model():
+    return pp.models.build("tiny-cnn", num_classes=10)
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(4, 3, 32, 32, generator=generator), torch.randint(10, (4,), generator=generator)
+
+
+def test_from_a_model_to_a_loss(model, batch):
+    x, y = batch
+    g = torch.Generator().manual_seed(0)
+    model.eval()
+    acts = model.features(x)
+    logits = model.head(acts)
+    assert torch.equal(logits, model(x))
+
+    cam = pp.masks.cam(model, x, y, method="gradcam")
+    assert cam.shape == (4, *acts.shape[2:])
+    by_hand = torch.einsum("bk,bkuv->buv", model.linear.weight[y], acts).relu() / acts[0, 0].numel()
+    assert torch.allclose(cam, by_hand, atol=1e-6)
+
+    heat = pp.masks.heatmap(model, x, method="gradcam", target=None)
+    assert heat.shape == (4, 32, 32)
+    assert (heat >= 0).all()
+    assert (heat <= 1).all()
+
+    budget = pp.masks.budget(heat, eps=8 / 255, eps_low=7 / 255, rule="mean")
+    assert budget.shape == (4, 1, 32, 32)
+    assert set(budget.unique().tolist()) <= {torch.tensor(level / 255).item() for level in (7, 8)}
+
+    x_adv = pp.attacks.pgd(model, x, y, budget, step_size=2 / 255, steps=2, start="uniform", generator=g)
+    assert ((x_adv - x).abs() <= budget + 1e-6).all()
+    x_adv = pp.attacks.mma(model, x, y, budget, step_size=2 / 255, steps=2, targets=3, generator=g)
+    assert ((x_adv - x).abs() <= budget + 1e-6).all()
+
+    assert pp.objectives.at(model, x, x_adv, y) == nn.functional.cross_entropy(model(x_adv), y)
+    for loss in (pp.objectives.trades, pp.objectives.mart):
+        assert loss(model, x, x_adv, y, beta=6.0).isfinite()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "preactresnet18", "wrn-34-10", "tiny-cnn"])
+def test_the_models_that_design_names_are_there(name, monkeypatch):
+    # Only the structure is of interest: filling 46 million weights takes a second.
+    monkeypatch.setattr(pp.models.Classifier, "draw_weights", lambda self, generator: None)
+    monkeypatch.setattr("pixelpart.models.wide.WideResNet.draw_weights", lambda self, generator: None)
+    assert pp.models.build(name, num_classes=7).pooled_linear.out_features == 7
+
+
+def test_pixels_come_as_bytes_with_their_labels():
+    x, y = pp.data.load("shapes", split="test")
+    assert (x.dtype, x.shape[1:]) == (torch.uint8, (3, 32, 32))
+    assert (y.dtype, y.shape) == (torch.int64, x.shape[:1])
+
+
+def test_from_a_recipe_to_a_number(few, tmp_path):
+    config = pp.recipes.shapes_part(
+        seed=0, epochs=2, batch_size=50, holdout=10, probe=16, burn_in={"epochs": 1}, attack={"steps": 1}
+    )
+    run = pp.train(config, out=tmp_path / "part", device="cpu", screen=Screen(quiet=True))
+    assert isinstance(run, pp.Run)
+    assert run.dir == tmp_path / "part"
+    assert run.config == config
+    assert [row["epoch"] for row in run.metrics] == [1, 2]
+    assert not run.model.training
+
+    result = pp.evaluate(run, attacks=["natural", "pgd2"], device="cpu")
+    x, y = pp.data.load("shapes", split="test")
+    with torch.no_grad():
+        right = run.model(x.float() / 255).argmax(1) == y
+    assert result["natural"].accuracy == right.sum().item() / 160
+    assert result["pgd2"].accuracy <= result["natural"].accuracy
+    assert "natural" in str(result)
+
+
+def test_any_module_on_unit_images_can_be_attacked_and_evaluated(batch):
+    x, y = batch
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    x_adv = pp.attacks.pgd(module, x, y, 8 / 255, step_size=8 / 255, steps=1, start="none")
+    grad = torch.autograd.functional.jacobian(lambda v: nn.functional.cross_entropy(module(v), y), x)
+    assert torch.allclose(x_adv, (x + 8 / 255 * grad.sign()).clamp(0, 1), atol=1e-6)
+    assert pp.evaluate(module, attacks="natural", data=(x, y))["natural"].n == 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x, y: (x * 2, y), r"images lie in \[.*\]; give uint8, or float in \[0, 1\]"),
+        (lambda x, y: (x[0], y), r"images have shape \(3, 32, 32\)"),
+        (lambda x, y: (x.permute(0, 2, 3, 1), y), "channels come before rows"),
+        (lambda x, y: (x * float("nan"), y), "NaN"),
+        (lambda x, y: (x, y + 10), "label 1[0-9] is out of range; 10 classes are numbered 0 to 9"),
+        (lambda x, y: (x, y - 10), "label -[0-9]+ is out of range"),
+        (lambda x, y: (x, y[:2]), r"labels have shape \(2,\); 4 images need \(4,\)"),
+    ],
+)
+def test_images_and_labels_that_cannot_be_right_are_told_as_such(model, batch, spoil, message):
+    with pytest.raises(UserError, match=message):
+        pp.evaluate(model, attacks="natural", data=spoil(*batch))
+
+
+# -- no call leaves a trace
+
+
+def traces(model):
+    return (
+        [module.training for module in model.modules()],
+        [(p.requires_grad, p.grad) for p in model.parameters()],
+        [len(module._forward_hooks) + len(module._backward_hooks) for module in model.modules()],
+        {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        torch.get_rng_state(),
+        torch.is_grad_enabled(),
+    )
+
+
+def assert_same(a, b):
+    assert a[:3] == b[:3]
+    assert all(torch.equal(a[3][name], b[3][name]) for name in a[3])
+    assert torch.equal(a[4], b[4])
+    assert a[5] == b[5]
+
+
+CALLS = {
+    "cam": lambda model, x, y: pp.masks.cam(model, x, y),
+    "cam of a layer": lambda model, x, y: pp.masks.cam(model, x, y, layer="layer2", method="layercam"),
+    "heatmap": lambda model, x, y: pp.masks.heatmap(model, x),
+    "pgd": lambda model, x, y: pp.attacks.pgd(model, x, y, 8 / 255, step_size=2 / 255, steps=2),
+    "mma": lambda model, x, y: pp.attacks.mma(model, x, y, 8 / 255, step_size=2 / 255, steps=2),
+    "evaluate": lambda model, x, y: pp.evaluate(model, attacks=["natural", "pgd2"], data=(x, y)),
+    "wrap": lambda model, x, y: pp.models.wrap(model, features="layer4", head="linear"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_leaves_no_trace(name, model, batch):
+    model.train()
+    model.layer3.bn.eval()
+    model.layer1.requires_grad_(False)
+    before = traces(model)
+    CALLS[name](model, *batch)
+    assert_same(traces(model), before)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "wrap"])
+def test_a_call_that_fails_midway_leaves_no_trace_either(name, model, batch, monkeypatch):
+    model.train()
+    before = traces(model)
+    calls = []
+
+    def break_down(acts):
+        calls.append(1)
+        raise MemoryError("the third layer gives up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layer3, "forward", break_down)
+        with pytest.raises(MemoryError):
+            CALLS[name](model, *batch)
+    assert calls
+    assert_same(traces(model), before)
+
+
+# -- the package
+
+
+def test_what_the_package_offers_is_what_it_lists():
+    for name in pp.__all__:
+        assert getattr(pp, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = pp.nope
+
+
+def test_evaluate_and_train_are_functions_though_packages_have_like_names():
+    assert callable(pp.evaluate)
+    assert callable(pp.train)
+    import pixelpart.evaluation
+
+    assert pixelpart.evaluation.evaluate is pp.evaluate

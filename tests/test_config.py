@@ -1,0 +1,205 @@
+"""A config is what a run is: it survives being written, it has a name, and it says what is wrong with it."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pixelpart.config import Config, config_from, differing_fields, parse_fraction, read_config, write_fraction
+from pixelpart.errors import UserError
+
+EPS = st.one_of(
+    st.floats(0, 1),
+    st.integers(0, 255).map(lambda level: level / 255),
+    st.integers(0, 510).map(lambda level: level / 2 / 255),
+)
+
+
+@st.composite
+def configs(draw):
+    low, high = sorted((draw(EPS), draw(EPS)))
+    return Config(
+        eps=high,
+        eps_low=low,
+        seed=draw(st.integers(0, 2**63)),
+        recipe=draw(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)),
+        attack={"step_size": draw(EPS), "steps": draw(st.integers(1, 100))},
+        optim={
+            "lr": draw(st.floats(1e-12, 1e12)),
+            "weight_decay": draw(st.floats(0, 1)),
+            "decay_at": draw(st.lists(st.integers(0, 80), max_size=3)),
+        },
+        normalize=draw(st.booleans()),
+        keep=draw(st.lists(st.integers(0, 80), max_size=2)),
+    )
+
+
+@given(configs())
+def test_a_config_survives_json_and_toml_with_the_same_hash(config):
+    for text, parse in ((config.to_json(), json.loads), (config.to_toml(), tomllib.loads)):
+        again = config_from(parse(text), source="test")
+        assert again == config
+        assert again.hash() == config.hash()
+
+
+@given(EPS)
+def test_a_budget_is_written_so_that_it_reads_back_to_the_bit(eps):
+    assert parse_fraction(write_fraction(eps)) == eps
+
+
+@pytest.mark.parametrize("levels", ["8/255", "7/255", "7.5/255", "0.5/255", "255/255"])
+def test_a_budget_is_written_as_a_person_would(levels):
+    assert write_fraction(float(Fraction(levels.split("/")[0]) / 255)) == levels
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8/255", 8 / 255), ("7.5/255", 7.5 / 255), ("0.03", 0.03), (" 1 / 4 ", 0.25), ("1e-2", 0.01)]
+)
+def test_a_fraction_is_read_as_the_quotient(text, value):
+    assert parse_fraction(text) == value
+
+
+@pytest.mark.parametrize("text", ["1/0", "8/", "/255", "8//255", "8/255/2", "eight", "", "nan", "inf", "1e999", "0x8"])
+def test_what_is_no_number_is_refused_by_its_name(text):
+    with pytest.raises(ValueError, match="is not a") as caught:
+        parse_fraction(text)
+    assert repr(text) in str(caught.value)
+
+
+# -- the hash
+
+
+def test_the_hash_depends_on_content_and_not_on_how_it_was_written(tmp_path):
+    plain = Config(eps=8 / 255, eps_low=7 / 255, optim={"lr": 1, "decay_at": [60]})
+    (tmp_path / "a.toml").write_text('eps = "8/255"\neps_low = 0.027450980392156862\n[optim]\ndecay_at=[60]\nlr=1.0')
+    (tmp_path / "a.json").write_text('{"optim": {"lr": 1}, "eps_low": "7/255"}')
+    assert {plain.hash(), read_config(tmp_path / "a.toml").hash(), read_config(tmp_path / "a.json").hash()} == {
+        plain.hash()
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"eps_low": "6/255"},
+        {"mask": {"rule": "mean"}},
+        {"optim": {"decay_at": []}},
+        {"burn_in": {"epochs": 1}},
+        {"init_from": "runs/a@20"},
+        {"ema": 0.5},
+        {"holdout": 0},
+    ],
+)
+def test_every_field_is_part_of_the_hash(change):
+    assert Config(**change).hash() != Config().hash()
+
+
+def test_the_hash_is_the_same_in_every_process():
+    code = "from pixelpart.config import Config; print(Config(seed=3, mask={'rule': 'mean'}).hash())"
+    env = os.environ | {"PYTHONHASHSEED": "123"}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True).stdout
+    assert other.strip() == Config(mask={"rule": "mean"}, seed=3).hash()
+
+
+# -- mistakes
+
+MISTAKES = [
+    ({"eps_low": "9/255"}, "eps_low 9/255 is above eps 8/255"),
+    ({"eps": "-1/255"}, "eps: .*0, not '-1/255'"),
+    ({"eps": -0.1, "eps_low": 0}, "eps: .*0, not -0.1"),
+    ({"eps": 8}, "eps: .*1, not 8"),
+    ({"eps": "1/0"}, "eps: '1/0' is not a number"),
+    ({"eps": float("nan")}, "eps: .*nan"),
+    ({"optim": {"lr": float("inf")}}, "optim.lr: .*inf"),
+    ({"optim": {"lr": 0}}, "optim.lr: .*greater than 0, not 0"),
+    ({"optim": {"momentum": 1}}, "optim.momentum: .*less than 1, not 1"),
+    ({"optim": {"lr": "fast"}}, "optim.lr: .*'fast'"),
+    ({"epochs": 0}, "epochs: .*1, not 0"),
+    ({"epochs": 2.5}, "epochs: .*integer.*2.5"),
+    ({"seed": -1}, "seed: .*0, not -1"),
+    ({"batch_size": 0}, "batch_size: .*1, not 0"),
+    ({"ema": 1}, "ema: .*less than 1, not 1"),
+    ({"attack": {"steps": 0}}, "attack.steps: .*1, not 0"),
+    ({"attack": {"step_size": "-2/255"}}, "attack.step_size: .*'-2/255'"),
+    ({"mask": {"every": -1}}, "mask.every: .*0, not -1"),
+    ({"objective": {"beta": -6}}, "objective.beta: .*0, not -6"),
+    ({"epochs": 5, "burn_in": {"epochs": 6}}, "burn_in.epochs 6 .*epochs is 5"),
+    ({"epochs": 5, "burn_in": {"epochs": 5}, "mask": {"rule": "mean"}}, "burn_in.epochs 5 .*epochs is 5"),
+    ({"burn_in": {"eps": "x"}}, "burn_in.eps.*'x' is not a number"),
+    ({"burn_in": {"eps": "-1/255"}}, "burn_in.eps.*0, not '-1/255'"),
+    ({"eps": "4/255", "mask": {"rule": "mean"}}, "eps_low 7/255 is above eps 4/255"),
+    ({"epsilon": 0.1}, "epsilon: no such field"),
+    ({"mask": {"rules": "mean"}}, "mask.rules: no such field"),
+    ({"mask": "mean"}, "mask: .*'mean'"),
+    ({"schema_version": 2}, "schema_version 2 is not 1"),
+    (["eps"], "dictionary"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), MISTAKES, ids=[str(values) for values, _ in MISTAKES])
+def test_a_mistake_is_one_line_with_the_field_and_the_value(values, message):
+    with pytest.raises(UserError, match=message) as caught:
+        config_from(values, source="my.toml")
+    assert str(caught.value).startswith("my.toml: ")
+    assert "\n" not in str(caught.value)
+    assert "function" not in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once():
+    with pytest.raises(UserError, match=r"epochs: .*; batch_size: "):
+        config_from({"epochs": 0, "batch_size": -3}, source="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.toml", b"eps = "), ("a.json", b"{"), ("a.toml", b"\xff\xfe"), ("a.json", b"")],
+    ids=["toml", "json", "bytes", "empty"],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"cannot read config .*{name}"):
+        read_config(tmp_path / name)
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UserError, match=f"cannot read config {path}"):
+            read_config(path)
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        Config().eps = 0.5
+    with pytest.raises(ValidationError):
+        Config().mask.rule = "mean"
+
+
+def test_eps_low_may_equal_eps_and_both_may_be_zero():
+    assert Config(eps=0, eps_low=0).eps == 0
+    assert Config(eps_low=8 / 255).eps_low == Config().eps
+
+
+def test_without_a_mask_eps_may_go_below_the_eps_low_that_nobody_asked_for():
+    assert Config(eps="4/255").eps == 4 / 255
+
+
+# -- differences
+
+
+def test_differing_fields_are_named_with_both_values():
+    a = Config(eps_low="6/255", mask={"every": 1})
+    b = Config(optim={"decay_at": [60, 70]})
+    assert differing_fields(a, b) == [
+        "eps_low: '6/255' there, '7/255' here",
+        "mask.every: 1 there, 0 here",
+        "optim.decay_at: [60] there, [60, 70] here",
+    ]
+    assert differing_fields(a, a) == []

@@ -1,0 +1,34 @@
+"""pyproject.toml says what is true: no dependency that nothing uses, no check that is switched off."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MODULES = {"pillow": "PIL", "tomli-w": "tomli_w"}
+
+
+def test_every_dependency_is_imported():
+    imported = set()
+    for path in (ROOT / "pixelpart").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module).partition(".")[0])
+    names = [line.partition(">=")[0] for line in PROJECT["project"]["dependencies"]]
+    assert [name for name in names if MODULES.get(name, name) not in imported] == []
+
+
+def test_an_undefined_name_is_found_and_a_shape_is_none():
+    pytest.importorskip("ruff")
+    text = 'from jaxtyping import Float\nfrom torch import Tensor\n\nx: Float[Tensor, " b"] = nowhere\n'
+    command = [sys.executable, "-m", "ruff", "check", "--output-format", "concise", "--stdin-filename", "x.py", "-"]
+    found = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert [line.split()[1] for line in found.splitlines() if line.startswith("x.py")] == ["F821"]
+    assert "disable_error_code" not in PROJECT["tool"]["mypy"]
