@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from torch import Tensor
 
 from pixelpart import data, draws, masks
 from pixelpart.attacks.ball import draw_noise
@@ -83,7 +84,7 @@ class Trainer:
         if fast and device.type == "cuda":
             self.step = Captured(self.learner, full=config.batch_size, say=self.say)
 
-        images, labels = data.load(config.dataset, split="train", root=data_root)
+        images, labels = load_checked(config.dataset, "train", data_root)
         kept, held = split_holdout(len(images), config.holdout, config.seed)
         self.loader = Loader(
             images[kept], labels[kept], batch_size=config.batch_size, seed=config.seed, device=device, world=world
@@ -93,7 +94,7 @@ class Trainer:
         if config.holdout:
             self.probes["held-out"] = self._place(images[held], labels[held])
         else:
-            test = data.load(config.dataset, split="test", root=data_root)
+            test = load_checked(config.dataset, "test", data_root)
             self.probes["test"] = self._place(*(tensor[: config.probe] for tensor in test))
         self.measured_on = "held-out" if config.holdout else "test"
 
@@ -290,6 +291,14 @@ class Trainer:
         if stop.is_set():
             self.say(f"stopped after step {self.at.step}; the same command goes on from there")
             raise KeyboardInterrupt
+
+
+def load_checked(name: str, split: str, root: Path | str | None) -> tuple[Tensor, Tensor]:
+    """A split of a data set; pixels or labels that are not what the set says they are give a UserError."""
+    images, labels = data.load(name, split=split, root=root)
+    size = data.SETS[name].size
+    data.check_images(images, labels, data.SETS[name].num_classes, shape=(3, size, size))
+    return images, labels
 
 
 @contextmanager

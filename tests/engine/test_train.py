@@ -1,5 +1,6 @@
 """A run as its user meets it: it starts, stops, goes on, ends, and never loses what it had."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -12,6 +13,7 @@ import time
 import pytest
 import torch
 
+from pixelpart import data
 from pixelpart.engine import train as train_module
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
@@ -307,3 +309,12 @@ def test_bf16_trains_as_fp32_does_up_to_rounding(small, quiet, tmp_path):
     a, b = (train(small("part", precision=p), tmp_path / p, screen=quiet) for p in ("fp32", "bf16"))
     assert a.metrics[-1]["loss"] == pytest.approx(b.metrics[-1]["loss"], rel=0.02)
     assert a.metrics[-1]["loss"] != b.metrics[-1]["loss"]
+
+
+def test_labels_that_the_set_does_not_know_are_refused(small, quiet, tmp_path, monkeypatch):
+    images, labels = data.load("shapes", split="train")
+    wrong = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (images, labels + 1))
+    monkeypatch.setitem(data.SETS, "shapes", wrong)
+    with pytest.raises(UserError, match="label 10 is out of range; 10 classes are numbered 0 to 9"):
+        train(small("at"), tmp_path / "run", screen=quiet)
+    assert not (tmp_path / "run").exists()
