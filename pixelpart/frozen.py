@@ -112,6 +112,10 @@ class Folding:
         """From now on the folding itself is a few kernels instead of a few for every layer."""
         self._fill = torch.compile(self._fill_both, dynamic=False, fullgraph=True)
 
+    def interpret(self) -> None:
+        """Undoes `compile`."""
+        self._fill = self._fill_both
+
 
 def freeze(model: nn.Module) -> Frozen:
     """A `Frozen` view of a classifier at its present weights."""

@@ -5,13 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from pixelpart import data, draws, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError, choose
 from pixelpart.models import Classifier
-from pixelpart.runfolder import Row, RunFolder, load_checkpoint
+from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,11 @@ class Run:
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; there are: {', '.join(there) or 'none yet'}")
         tensors, facts = load_checkpoint(path)
         model = build_model(self.config)
-        fill(model, tensors, prefix="average." if averaged else "model.", source=str(path))
+        prefix = "average." if averaged else "model."
+        mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        fill(model.state_dict(), mine, source=path)
+        if facts["config"] != self.config.hash():
+            raise UserError(f"{path} belongs to another run: its config is {facts['config']}, not {self.config.hash()}")
         return model.eval(), facts | {"weights": "averaged" if averaged else "raw"}
 
 
@@ -59,14 +61,3 @@ def build_model(config: Config) -> Classifier:
     return models.build(
         config.model, num_classes=len(dataset.classes), generator=draws.generator(config.seed, "weights"), **scaling
     )
-
-
-def fill(model: Classifier, tensors: dict[str, Tensor], *, prefix: str, source: str) -> None:
-    """Copies the tensors of a checkpoint into a model in place; one that does not fit is a UserError."""
-    state = model.state_dict()
-    given = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    wrong = sorted(state.keys() ^ given.keys()) or [name for name in state if state[name].shape != given[name].shape]
-    if wrong:
-        raise UserError(f"{source} belongs to another model: {len(wrong)} tensors do not fit, the first is {wrong[0]}")
-    for name, tensor in state.items():
-        tensor.copy_(given[name])

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -59,6 +60,20 @@ def read_facts(path: Path) -> Row:
             return json.loads((file.metadata() or {})["pixelpart"])
 
     return _reading(path, facts)
+
+
+def fill(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, source: Path) -> None:
+    """Copies a checkpoint's tensors into live ones, in place; those of another model are a UserError."""
+    misfits = sorted(state.keys() ^ tensors.keys()) or [
+        name for name in state if state[name].shape != tensors[name].shape
+    ]
+    if misfits:
+        raise UserError(
+            f"{source} belongs to another model: {len(misfits)} tensors do not fit, the first is {misfits[0]}"
+        )
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(tensors[name])
 
 
 def _reading(path: Path, read: Any) -> Any:

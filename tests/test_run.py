@@ -1,13 +1,15 @@
 """A run opened from its folder: which weights its model has, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.run import Run, build_model, fill
-from pixelpart.runfolder import RunFolder, save_checkpoint
+from pixelpart.run import Run, build_model
+from pixelpart.runfolder import RunFolder, fill, save_checkpoint
 
 
 def weights(seed, name="tiny-cnn"):
@@ -22,7 +24,7 @@ def prefixed(prefix, state):
 def make(tmp_path):
     """A run on disk whose checkpoints hold weights from known seeds: raw from `seed`, averaged from `seed` + 100."""
 
-    def write(config=None, **checkpoints):
+    def write(config=None, of=None, **checkpoints):
         folder = RunFolder(tmp_path / "run")
         config = config or Config(model="tiny-cnn")
         folder.claim(config)
@@ -31,7 +33,7 @@ def make(tmp_path):
             if config.ema:
                 tensors |= prefixed("average.", weights(seed + 100))
             tensors |= {"tally": torch.zeros(6), "momentum.linear.bias": torch.zeros(10)}
-            save_checkpoint(folder.checkpoint(name), tensors, {"epoch": seed})
+            save_checkpoint(folder.checkpoint(name), tensors, {"epoch": seed, "config": of or config.hash()})
         return Run(folder.path)
 
     return write
@@ -59,7 +61,7 @@ def test_any_checkpoint_can_be_asked_for_with_its_facts(make):
     run = make(best=1, last=2)
     model, facts = run.load("last")
     assert same(model, weights(2))
-    assert facts == {"epoch": 2, "weights": "raw"}
+    assert facts == {"epoch": 2, "weights": "raw", "config": run.config.hash()}
 
 
 def test_a_run_that_averages_is_judged_by_its_average(make):
@@ -86,12 +88,17 @@ def test_a_checkpoint_of_another_model_is_refused(make):
         _ = run.model
 
 
+def test_a_checkpoint_of_another_run_of_the_same_model_is_refused(make):
+    with pytest.raises(UserError, match=r"best\.safetensors belongs to another run: its config is 1234, not "):
+        _ = make(of="1234", best=1).model
+
+
 def test_a_checkpoint_with_another_number_of_classes_is_refused():
     model = models.build("tiny-cnn", num_classes=10)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     other = models.build("tiny-cnn", num_classes=7).state_dict()
     with pytest.raises(UserError, match=r"x belongs to another model: 2 tensors do not fit, the first is linear\."):
-        fill(model, other, prefix="", source="x")
+        fill(model.state_dict(), other, source=Path("x"))
     assert same(model, before)
 
 
@@ -106,7 +113,7 @@ def test_a_truncated_checkpoint_is_refused(make):
 def test_filling_keeps_the_tensors_where_they_are():
     model = models.build("tiny-cnn")
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-    fill(model, prefixed("model.", weights(5)) | {"tally": torch.zeros(1)}, prefix="model.", source="x")
+    fill(model.state_dict(), weights(5), source=Path("x"))
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
     assert same(model, weights(5))
 

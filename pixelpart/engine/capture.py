@@ -30,7 +30,9 @@ class Captured:
 
     def __init__(self, learner: Learner, *, full: int, say: Callable[[str], None] = print) -> None:
         self.learner, self.full, self.say = learner, full, say
-        self.ascend = functools.partial(signed_step, total_loss=compiled(total_loss), move=compiled(move))
+        self.ascend: Callable[..., Tensor] = functools.partial(
+            signed_step, total_loss=compiled(total_loss), move=compiled(move)
+        )
         learner.freeze.compile()
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -57,7 +59,8 @@ class Captured:
                 compile_phase(phase, self.ascend) if key[1] == self.full else phase, inputs
             )
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            self.plain = True
+            self.plain, self.ascend = True, signed_step
+            self.learner.freeze.interpret()
             self.say(f"the step cannot be compiled and captured, so it runs plainly: {str(error).splitlines()[0]}")
         with torch.no_grad():
             for name, tensor in state.items():
@@ -115,11 +118,17 @@ def copy_of(inputs: Any) -> Any:
 @contextmanager
 def fast_arithmetic() -> Iterator[None]:
     """cuDNN may time its algorithms and keep the best, and fp32 products may be TF32; switched back on leaving."""
-    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    benchmark = torch.backends.cudnn.benchmark
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller has set them by torch's newer switches: they stay
+        products = None
     torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
+    if products is not None:
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before[0]
-        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.benchmark = benchmark
+        if products is not None:
+            torch.set_float32_matmul_precision(products)

@@ -1,16 +1,14 @@
 """Between a run in memory and its folder: save, resume, fork, keep the best."""
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from pixelpart.config import Config, differing_fields
 from pixelpart.engine.learner import Learner
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import MaskStore
-from pixelpart.runfolder import Row, RunFolder, load_checkpoint, read_facts, save_checkpoint
+from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
 
 # Where a fork may differ from the run it comes from; data, held-out images, model and seed must be the same.
 FORK_MAY_CHANGE = (
@@ -47,7 +45,8 @@ class Checkpoints:
         path = self.folder.checkpoint("last")
         at = Position()
         if path.exists():
-            facts = self._load(path, self.state())
+            tensors, facts = load_checkpoint(path)
+            fill(self.state(), tensors, source=path)
             if facts["config"] != self.config.hash():
                 raise UserError(f"{path} belongs to another config ({facts['config']}, not {self.config.hash()})")
             at = Position(**facts["position"])
@@ -94,20 +93,6 @@ class Checkpoints:
     def _facts(self, at: Position) -> Row:
         return {"config": self.config.hash(), "model": self.config.model, "position": asdict(at), "epoch": at.epoch}
 
-    def _load(self, path: Path, state: dict[str, Tensor]) -> Row:
-        tensors, facts = load_checkpoint(path)
-        wrong = sorted((state.keys() ^ tensors.keys()) - ({"maps"} - state.keys())) or [
-            name for name in state if state[name].shape != tensors[name].shape
-        ]
-        if wrong:
-            raise UserError(
-                f"{path} belongs to another model: {len(wrong)} tensors do not fit, the first is {wrong[0]}"
-            )
-        with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(tensors[name])
-        return facts
-
     def _fork(self, steps: int) -> Position:
         """The state of another run after some epochs, as this run's beginning."""
         run, _, epoch = self.config.init_from.rpartition("@")
@@ -126,7 +111,9 @@ class Checkpoints:
             raise UserError(
                 f"init_from {self.config.init_from} leaves nothing to train: epochs is {self.config.epochs}"
             )
-        facts = self._load(path, self.learner.state())
+        tensors, facts = load_checkpoint(path)
+        tensors.pop("maps", None)  # made anew
+        fill(self.learner.state(), tensors, source=path)
         assert facts["position"]["step"] == int(epoch) * steps
         return Position(step=int(epoch) * steps, epoch=int(epoch), forked_here=True)
 

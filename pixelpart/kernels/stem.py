@@ -25,7 +25,7 @@ def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """conv(x, weight) + bias, and ReLU if so asked, in bf16; stride 1, padding 1."""
     if not (x.is_cuda and triton is not None):
         out = F.conv2d(x, weight, bias, padding=1)
-        return (out.relu() if relu else out).to(torch.bfloat16)
+        return _nhwc((out.relu() if relu else out).to(torch.bfloat16))
     x, weight = _nhwc(x), _nhwc(weight)
     n, _, h, w = x.shape
     out = _like(x, len(weight), torch.bfloat16)
@@ -39,7 +39,7 @@ def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 def stem_backward(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient with respect to the pixels, in fp32."""
     if not (grad.is_cuda and triton is not None):
-        return F.conv_transpose2d(grad.to(weight.dtype), weight, padding=1)
+        return _nhwc(F.conv_transpose2d(grad.to(weight.dtype), weight, padding=1))
     grad, weight = _nhwc(grad), _nhwc(weight)
     n, _, h, w = grad.shape
     back = _like(grad, 3, torch.float32)
@@ -61,12 +61,13 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, weight, _, ctx.relu = inputs
-    ctx.save_for_backward(weight, output)
+    # without a ReLU the output is not needed, and may be changed in place
+    ctx.save_for_backward(weight, *([output] if ctx.relu else []))
 
 
 def _stem_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    weight, output = ctx.saved_tensors
-    return stem_backward(torch.where(output > 0, grad, 0) if ctx.relu else grad, weight), None, None, None
+    weight, *output = ctx.saved_tensors
+    return stem_backward(torch.where(output[0] > 0, grad, 0) if output else grad, weight), None, None, None
 
 
 stem.register_autograd(_stem_backward, setup_context=_remember)

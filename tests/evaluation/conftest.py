@@ -57,13 +57,23 @@ def pair() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture
-def run(tmp_path) -> Run:
-    """An untrained run on disk whose best and last differ."""
-    config = Config(dataset="shapes", model="tiny-cnn", mask={"rule": "mean"})
-    folder = tmp_path / "run"
-    atomic_write(folder / "config.json", config.to_json())
-    for epoch, name in enumerate(("best", "last"), start=1):
-        model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(epoch))
-        state = {f"model.{key}": value for key, value in model.state_dict().items()}
-        save_checkpoint(folder / "checkpoints" / f"{name}.safetensors", state, {"epoch": epoch})
-    return Run(folder)
+def make_run(tmp_path):
+    """Writes an untrained run of tiny-cnn on shapes whose best and last differ."""
+
+    def write(**settings) -> Run:
+        config = Config(dataset="shapes", model="tiny-cnn", **settings)
+        folder = tmp_path / "run"
+        atomic_write(folder / "config.json", config.to_json())
+        for epoch, name in enumerate(("best", "last"), start=1):
+            model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(epoch))
+            state = {f"model.{key}": value for key, value in model.state_dict().items()}
+            facts = {"epoch": epoch, "config": config.hash()}
+            save_checkpoint(folder / "checkpoints" / f"{name}.safetensors", state, facts)
+        return Run(folder)
+
+    return write
+
+
+@pytest.fixture
+def run(make_run) -> Run:
+    return make_run(mask={"rule": "mean"})

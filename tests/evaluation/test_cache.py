@@ -224,8 +224,8 @@ def test_a_newer_checkpoint_takes_the_older_one_s_place(run):
     evaluate(run, **settings)
     evaluate(run, checkpoint="last", **settings)
     best, last = (run.dir / "checkpoints" / f"{name}.safetensors" for name in ("best", "last"))
-    tensors, _ = load_checkpoint(last)
-    save_checkpoint(best, {name: tensor + 0.01 for name, tensor in tensors.items()}, {"epoch": 9})
+    tensors, facts = load_checkpoint(last)
+    save_checkpoint(best, {name: tensor + 0.01 for name, tensor in tensors.items()}, facts | {"epoch": 9})
     assert not evaluate(run, **settings)["natural"].reused
     entries = json.loads((run.dir / "eval.json").read_text())["entries"]
     assert sorted((entry["checkpoint"], entry["epoch"]) for entry in entries) == [("best", 9), ("last", 2)]
@@ -234,8 +234,8 @@ def test_a_newer_checkpoint_takes_the_older_one_s_place(run):
 
 def test_best_and_last_that_are_one_model_are_computed_once_and_entered_twice(run):
     best, last = (run.dir / "checkpoints" / f"{name}.safetensors" for name in ("best", "last"))
-    tensors, _ = load_checkpoint(best)
-    save_checkpoint(last, tensors, {"epoch": 1})
+    tensors, facts = load_checkpoint(best)
+    save_checkpoint(last, tensors, facts)
     first = evaluate(run, attacks=["natural"], images=8)["natural"]
     second = evaluate(run, attacks=["natural"], images=8, checkpoint="last")["natural"]
     assert second.reused

@@ -11,8 +11,6 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate
 from pixelpart.evaluation.accuracy import Pictures
 from pixelpart.evaluation.explain import explain, heat_and_budget, high, object_share, spread
-from pixelpart.run import Run
-from pixelpart.runfolder import atomic_write
 
 
 def test_spread_takes_the_first_of_every_class_then_the_second():
@@ -46,12 +44,11 @@ def test_the_files_hold_pictures_heat_budget_and_answers(run):
 
 
 @pytest.mark.parametrize("eps", ["8/255", "2/255"])
-def test_adversarial_answers_are_those_that_evaluate_counts_at_the_runs_eps(eps, run):
-    config = Config(dataset="shapes", model="tiny-cnn", eps=eps, eps_low="1/255", mask={"rule": "mean"})
-    atomic_write(run.dir / "config.json", config.to_json())
+def test_adversarial_answers_are_those_that_evaluate_counts_at_the_runs_eps(eps, make_run):
+    run = make_run(eps=eps, eps_low="1/255", mask={"rule": "mean"})
     facts = json.loads(explain(run, n=10, steps=3, objects=8).read_text())
     images = max(image["index"] for image in facts["images"]) + 1
-    right = evaluate(run, attacks=["pgd3"], eps=config.eps, images=images).flags["pgd3"]
+    right = evaluate(run, attacks=["pgd3"], eps=run.config.eps, images=images).flags["pgd3"]
     for image in facts["images"]:
         both = image["natural"]["class"] == image["label"] == image["adversarial"]["class"]
         assert both == right[image["index"]]
@@ -64,9 +61,9 @@ def test_twice_gives_the_same_bytes(run):
     assert first == {path.name: path.read_bytes() for path in run.dir.glob("explain.*")}
 
 
-def test_without_a_rule_the_budget_is_eps_everywhere(run):
-    atomic_write(run.dir / "config.json", Config(dataset="shapes", model="tiny-cnn").to_json())
-    facts = json.loads(explain(Run(run.dir), n=2, steps=1, objects=32).read_text())
+def test_without_a_rule_the_budget_is_eps_everywhere(make_run):
+    run = make_run()
+    facts = json.loads(explain(run, n=2, steps=1, objects=32).read_text())
     budget = load_file(run.dir / "explain.safetensors")["budget"]
     assert budget.equal(torch.full((2, 1, 32, 32), 8 / 255))
     assert facts["object"]["high_budget_on_object"] == pytest.approx(facts["object"]["object_area"])
@@ -127,9 +124,8 @@ def test_n_is_checked(n, run):
         explain(run, n=n)
 
 
-def test_no_attack_leaves_the_ball_of_a_smaller_eps(run):
-    config = Config(dataset="shapes", model="tiny-cnn", eps="4/255", eps_low="4/255")
-    atomic_write(run.dir / "config.json", config.to_json())
+def test_no_attack_leaves_the_ball_of_a_smaller_eps(make_run):
+    run = make_run(eps="4/255", eps_low="4/255")
     explain(run.dir, n=2, steps=5, step_size=0.1, objects=4)
     tensors = load_file(run.dir / "explain.safetensors")
     change = tensors["adversarial"] - tensors["picture"]
