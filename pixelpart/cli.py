@@ -1,4 +1,4 @@
-"""The command line: `pixelpart train | evaluate | explain | report | data | demo`.
+"""The command line: `pixelpart train | evaluate | explain | report | data | bench | demo`.
 
 Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C. torch is imported
 only by commands that compute, once their arguments are known to be right.
@@ -6,6 +6,7 @@ only by commands that compute, once their arguments are known to be right.
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pixelpart import __version__, defaults
+from pixelpart import bench as benches
 from pixelpart.config import parse_fraction, read_config, write_fraction
 from pixelpart.errors import Diverged, UserError, choose
 from pixelpart.flags import Parser, add_config_flags, apply_config_flags
@@ -203,6 +205,35 @@ def data(args: list[str]) -> None:
             print(f"{row.name:<10} {row.status:<10} {size}  {row.where}{about}")
 
 
+def bench(args: list[str]) -> None:
+    """Measures speed beside the usual way of doing the same: bench train | bench attack | bench cam."""
+    parser = Parser(prog="pixelpart bench", description=bench.__doc__)
+    parser.add_argument("what", choices=benches.KINDS)
+    parser.add_argument("--model", default="resnet18", help="the network (here: %(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=128, help="images at a time (here: %(default)s)")
+    parser.add_argument("--steps", type=positive, help="train, attack: steps of PGD (here: 10)")
+    parser.add_argument("--methods", help=f"train: comma-separated (here: {','.join(benches.METHODS)})")
+    parser.add_argument("--precision", choices=benches.PRECISIONS, help="train: our own step's (here: bf16)")
+    parser.add_argument(
+        "--repeats", type=positive, default=benches.REPEATS, help="times are medians of so many (here: %(default)s)"
+    )
+    parser.add_argument("--device", help="cpu, cuda, ... (a GPU where there is one)")
+    parser.add_argument("--json", action="store_true", help="rows, machine and settings as JSON on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    found = parser.parse_all(args)
+    settings = {"model": found.model, "batch_size": found.batch_size, "repeats": found.repeats, "device": found.device}
+    takes = {"train": ("steps", "methods", "precision"), "attack": ("steps",), "cam": ()}[found.what]
+    for name in ("steps", "methods", "precision"):
+        value = getattr(found, name)
+        if value is not None and name not in takes:
+            raise UserError(f"bench {found.what} takes no --{name}")
+        if value is not None:
+            settings[name] = benches.parse_methods(value) if name == "methods" else value
+    run_bench = getattr(importlib.import_module(f"pixelpart.bench.{found.what}"), f"bench_{found.what}")
+    result = run_bench(say=Screen(quiet=found.quiet).say, **settings)
+    print(json.dumps(result.as_json(), indent=2) if found.json else result)
+
+
 def demo(args: list[str]) -> None:
     """Trains AT and PART on the embedded set, attacks both, and writes a page about them; minutes, no download."""
     parser = Parser(prog="pixelpart demo", description=demo.__doc__)
@@ -232,6 +263,12 @@ def add_device_and_root(parser: Any) -> None:
     parser.add_argument("--data-root", type=Path, help="where data sets live ($PIXELPART_DATA or ~/.cache/pixelpart)")
 
 
+def positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def fraction(text: str) -> float:
     try:
         return parse_fraction(text)
@@ -246,4 +283,5 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "explain": explain,
     "report": report,
     "data": data,
+    "bench": bench,
 }

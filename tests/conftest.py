@@ -6,6 +6,8 @@ run in a process of their own (PIXELPART_TYPES=0).
 
 import os
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: a second thread costs more; for subprocesses too
+
 import pytest
 import torch
 from hypothesis import settings
@@ -16,7 +18,7 @@ CHECKED = ["pixelpart.losses", "pixelpart.masks", "pixelpart.attacks", "pixelpar
 if os.environ.get("PIXELPART_TYPES", "1") == "1":
     install_import_hook(CHECKED, "beartype.beartype")
 
-torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings
+torch.set_num_threads(1)
 settings.register_profile("pixelpart", deadline=None)
 settings.load_profile("pixelpart")
 

@@ -12,7 +12,7 @@ BASE = {
     "types", "errors", "defaults", "device", "config", "draws", "world", "losses", "frozen", "runfolder", "progress",
     "recipes", "kernels", "fusing"}  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
-LATER = ["run", "evaluation", "engine", "experiments", "report", "export", "flags", "cli", "__main__"]
+LATER = ["run", "evaluation", "engine", "experiments", "bench", "report", "export", "flags", "cli", "__main__"]
 
 
 def allowed(place: str) -> set[str]:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Captured:
         except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
             self.plain, self.ascend = True, signed_step
             self.learner.freeze.interpret()
-            self.say(f"the step cannot be compiled and captured, so it runs plainly: {str(error).splitlines()[0]}")
+            self.say(f"the step cannot be compiled and captured, so it runs plainly: {reason(error)}")
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(before[name])
@@ -82,8 +83,22 @@ class Captured:
         return graph, buffers
 
 
+def reason(error: Exception) -> str:
+    """The first line of what went wrong, not of what torch's compiler wraps around it."""
+    inner = getattr(error, "inner_exception", None) or error.__cause__ or error
+    return next(iter(str(inner).splitlines()), type(inner).__name__)
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False, fullgraph=True)
+    """The function compiled, whole, for the shapes it meets.
+
+    torch keeps only so many compiled versions of one code object, over all runs of a process: each caller gets its own.
+    """
+    assert isinstance(function, FunctionType)
+    code, closure = function.__code__.replace(), function.__closure__
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return torch.compile(own, dynamic=False, fullgraph=True)
 
 
 def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:

@@ -1,0 +1,69 @@
+"""`pixelpart bench attack`: PGD, a plain loop beside ours in fp32 and with bf16 search."""
+
+import torch
+
+from pixelpart import attacks, draws, models
+from pixelpart.bench import REPEATS, baselines
+from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine
+from pixelpart.defaults import EPS, STEP_SIZE
+from pixelpart.device import choose_device
+from pixelpart.frozen import Folding
+from pixelpart.models import Classifier
+from pixelpart.types import Images, Labels
+
+
+def bench_attack(
+    *,
+    model: str = "resnet18",
+    batch_size: int = 128,
+    steps: int = 10,
+    repeats: int = REPEATS,
+    device: torch.device | str | None = None,
+    say: Say = lambda line: None,
+) -> Report:
+    """PGD at 8/255 on random images of the CIFAR shape; the baseline is a loop around `loss.backward()`."""
+    place = choose_device(device)
+    usual, ours = build_pair(model, place)
+    x, y = random_batch(batch_size, place)
+    noise = attacks.draw_noise(x, kind="uniform")
+    narrow = Folding(ours, dtype=torch.bfloat16, fuse=place.type == "cuda")
+    wide = Folding(ours)
+
+    def loop(gradient: baselines.Gradient) -> Run:
+        return lambda: baselines.pgd(usual, x, y, EPS, noise, step_size=STEP_SIZE, steps=steps, gradient=gradient)
+
+    makers = {
+        f"PGD-{steps}, loop around loss.backward()": lambda: loop(baselines.by_backward),
+        f"PGD-{steps}, loop around autograd.grad": lambda: loop(baselines.by_grad),
+        f"PGD-{steps}, attacks.pgd on the model": lambda: (
+            lambda: attacks.pgd(usual, x, y, EPS, step_size=STEP_SIZE, steps=steps)
+        ),
+        f"PGD-{steps}, ours folded fp32": lambda: lambda: folded_pgd(wide, x, y, steps=steps),
+        f"PGD-{steps}, ours folded bf16 search": lambda: lambda: folded_pgd(narrow, x, y, steps=steps),
+    }
+    report = Report(
+        "attack", {"model": model, "batch_size": batch_size, "steps": steps, "repeats": repeats}, machine(place)
+    )
+    with arithmetic(place):
+        report.rows = compare(makers, device=place, images=batch_size, repeats=repeats, say=say)
+    return report
+
+
+def build_pair(model: str, device: torch.device) -> tuple[Classifier, Classifier]:
+    """The same network twice, in eval mode: as torch lays it out, and channels last."""
+    usual, ours = (models.build(model).to(device).eval() for _ in range(2))
+    ours.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return usual, ours
+
+
+def random_batch(n: int, device: torch.device) -> tuple[Images, Labels]:
+    """Images of the CIFAR shape and labels, drawn."""
+    generator = draws.generator(0, "bench")
+    x = torch.rand(n, 3, 32, 32, generator=generator)
+    return x.to(device), torch.randint(10, (n,), generator=generator).to(device)
+
+
+def folded_pgd(fold: Folding, x: Images, y: Labels, *, steps: int) -> Images:
+    """PGD on the folded view; folding and the change of layout are part of it."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    return attacks.pgd(fold(), x, y, EPS, step_size=STEP_SIZE, steps=steps)

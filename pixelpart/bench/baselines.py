@@ -1,0 +1,159 @@
+"""The usual way of doing it: eager fp32 in torch's default layout, batch norm as it is, masks one image at a time.
+
+What is computed is what our own code computes, from the same draws (tests hold the two together); only how differs, and
+that follows the code that people run. Nothing here uses pixelpart's attacks, objectives or maps.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from pixelpart import masks
+from pixelpart.models import Classifier
+from pixelpart.types import Budget, BudgetMap, Heatmap, Images, Labels
+
+Gradient = Callable[[Tensor, Tensor], Tensor]  # (loss, x_adv) -> dloss/dx_adv
+BETA = 6.0
+
+
+def by_backward(loss: Tensor, x_adv: Tensor) -> Tensor:
+    """The gradient as most hand-written loops get it, PART's and Madry-style ones: all weights get one as well."""
+    loss.backward()
+    assert x_adv.grad is not None
+    return x_adv.grad
+
+
+def by_grad(loss: Tensor, x_adv: Tensor) -> Tensor:
+    """The gradient as torchattacks, AutoAttack and TRADES get it: for the images alone."""
+    return torch.autograd.grad(loss, x_adv)[0]
+
+
+# -- attacks, on a model in eval mode
+
+
+def pgd(
+    model: Classifier,
+    x: Images,
+    y: Labels,
+    budget: Budget,
+    noise: Images,
+    *,
+    step_size: float,
+    steps: int,
+    gradient: Gradient = by_backward,
+) -> Images:
+    """PGD on the cross-entropy from x + budget * noise."""
+    x_adv = (x + budget * noise).clamp(0, 1)
+    for _ in range(steps):
+        x_adv.requires_grad_()
+        grad = gradient(F.cross_entropy(model(x_adv), y), x_adv)
+        x_adv = _inside(x_adv.detach() + step_size * grad.sign(), x, budget)
+    return x_adv
+
+
+def trades_attack(
+    model: Classifier, x: Images, budget: Budget, noise: Images, *, step_size: float, steps: int
+) -> Images:
+    """PGD on the KL divergence from x + 0.001 noise; the clean logits anew in every step, as in TRADES' own code."""
+    x_adv = _inside(x + 0.001 * noise, x, budget)
+    for _ in range(steps):
+        x_adv.requires_grad_()
+        loss = F.kl_div(model(x_adv).log_softmax(1), model(x).softmax(1), reduction="sum")
+        grad = by_grad(loss, x_adv)
+        x_adv = _inside(x_adv.detach() + step_size * grad.sign(), x, budget)
+    return x_adv
+
+
+def _inside(x_adv: Images, x: Images, budget: Budget) -> Images:
+    delta = x_adv - x
+    delta = torch.where(delta > budget, budget, delta)
+    delta = torch.where(delta < -budget, -budget, delta)
+    return (x + delta).clamp(0, 1)
+
+
+# -- masks, on a model in eval mode
+
+
+def heatmaps(model: Classifier, x: Images, *, whole: bool = True) -> Heatmap:
+    """GradCAM of the predicted class for one image after the other, scaled to [0,1], enlarged by PIL.
+
+    `whole`: the score's gradient goes back to every weight, as in the version of torchcam that PART's code asks for;
+    otherwise to the activation alone, as in later ones.
+    """
+    return torch.stack([_heatmap(model, image, whole=whole) for image in x])
+
+
+def budgets(model: Classifier, x: Images, *, eps: float, eps_low: float, whole: bool = True) -> BudgetMap:
+    """The budget of one image after the other, by the rule `mean`."""
+    heats = (_heatmap(model, image, whole=whole) for image in x)
+    return torch.cat([masks.budget(heat[None], eps=eps, eps_low=eps_low) for heat in heats])
+
+
+def _heatmap(model: Classifier, image: Tensor, *, whole: bool) -> Tensor:
+    acts = model.features(image[None])
+    logits = model.head(acts)
+    score = logits[0, int(logits.argmax())]
+    if whole:
+        model.zero_grad()
+        acts.retain_grad()
+        score.backward()
+        grads = acts.grad
+        assert grads is not None
+    else:
+        (grads,) = torch.autograd.grad(score, acts)
+    cam = (grads.mean((2, 3), keepdim=True) * acts.detach()).sum(1)[0].relu()
+    cam = cam - cam.min()
+    if cam.max() > 0:
+        cam = cam / cam.max()
+    picture = Image.fromarray(cam.float().cpu().numpy())
+    large = np.asarray(picture.resize((image.shape[-1], image.shape[-2]), resample=Image.Resampling.BICUBIC))
+    return torch.from_numpy(large.clip(0, 1)).to(image)
+
+
+# -- training steps
+
+
+def at_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tensor:
+    return F.cross_entropy(model(x_adv), y)
+
+
+def trades_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tensor:
+    """As in TRADES' own code: the clean batch goes through the model twice, which moves batch norm's averages twice."""
+    natural = F.cross_entropy(model(x), y)
+    robust = F.kl_div(model(x_adv).log_softmax(1), model(x).softmax(1), reduction="sum") / len(x)
+    return natural + BETA * robust
+
+
+def train_step(
+    model: Classifier,
+    optimizer: torch.optim.Optimizer,
+    x: Images,
+    y: Labels,
+    noise: Images,
+    *,
+    method: str,
+    eps: float,
+    eps_low: float,
+    step_size: float,
+    steps: int,
+) -> Tensor:
+    """One step of at, part, trades or part-t as PART's authors take it; the loss comes back."""
+    model.eval()
+    budget = budgets(model, x, eps=eps, eps_low=eps_low) if method.startswith("part") else eps
+    if method in ("trades", "part-t"):
+        x_adv, loss_of = trades_attack(model, x, budget, noise, step_size=step_size, steps=steps), trades_loss
+    else:
+        # AT's attack comes from torchattacks, PART's is a loop of their own
+        gradient = by_backward if method == "part" else by_grad
+        x_adv = pgd(model, x, y, budget, noise, step_size=step_size, steps=steps, gradient=gradient)
+        loss_of = at_loss
+    model.train()
+    optimizer.zero_grad()
+    loss = loss_of(model, x, x_adv, y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()

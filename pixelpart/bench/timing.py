@@ -1,0 +1,171 @@
+"""Wall time and memory of functions that do the same work, and the table they end up in."""
+
+import dataclasses
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pixelpart.engine.capture import fast_arithmetic
+from pixelpart.evaluation.precision import full_precision
+
+Run = Callable[[], object]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of doing the work. `ratio` is how many times as fast as `baseline` it is, by medians."""
+
+    what: str
+    baseline: str
+    milliseconds: float
+    ratio: float
+    images_per_second: float
+    times: list[float]  # milliseconds of every repeat, the median of which is above
+    peak_mib: float | None = None  # on a GPU: what the work adds to the memory in use, weights and all
+    tflops: float | None = None  # on a GPU, where it is known: useful operations a second, in units of 1e12
+
+
+@dataclass
+class Report:
+    """What one bench measured: rows, and single figures that follow from them."""
+
+    bench: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what a reader of the figures has to know
+
+    def __getitem__(self, what: str) -> Row:
+        return next(row for row in self.rows if row.what == what)
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"torch": torch.__version__}
+
+    def __str__(self) -> str:
+        wide = max(len(row.what) for row in self.rows)
+        head = f"{'':<{wide}} {'ms':>10} {'ratio':>8} {'images/s':>10}"
+        on_gpu = any(row.peak_mib is not None for row in self.rows)
+        lines = [head + (f" {'peak MiB':>10} {'TFLOP/s':>9}" if on_gpu else "")]
+        for row in self.rows:
+            line = f"{row.what:<{wide}} {row.milliseconds:>10.2f} {row.ratio:>7.2f}x {row.images_per_second:>10.0f}"
+            if on_gpu:
+                line += f" {_or_blank(row.peak_mib):>10} {_or_blank(row.tflops):>9}"
+            lines.append(line)
+        lines += [f"{name}: {value:.3f}" for name, value in self.figures.items()]
+        named = ", ".join(f"{key} {value}" for key, value in (self.settings | self.machine).items())
+        return "\n".join([*lines, *self.notes, f"{named}, torch {torch.__version__}"])
+
+
+def _or_blank(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def compare(
+    makers: Mapping[str, Callable[[], Run]],
+    *,
+    device: torch.device,
+    images: int,
+    repeats: int,
+    say: Say,
+    against: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """A row for each way of doing the work; its baseline is the one named in `against`, else the first.
+
+    A maker does what is done once (build, compile) and returns what is timed. The ways take turns, round by round, so
+    that a machine that slows down slows all of them. Memory is that of one way made and run alone, after the timing,
+    when cuDNN has its algorithms.
+    """
+    runs = {what: make() for what, make in makers.items()}
+    times = {what: list[float]() for what in makers}
+    for what, run in runs.items():
+        say(f"{what}: warm-up")
+        once(run, device, calls=_calls(device))
+    for number in range(repeats):
+        for what, run in runs.items():
+            times[what].append(once(run, device, calls=_calls(device)))
+            say(f"{what}: {times[what][-1]:.1f} ms, {number + 1} of {repeats}")
+    del runs, run
+    peaks = {what: peak_mib(make, device) for what, make in makers.items()}
+    bases = against or dict.fromkeys(makers, next(iter(makers)))
+    middle = {what: statistics.median(values) for what, values in times.items()}
+    return [
+        Row(
+            what,
+            bases[what],
+            milliseconds=middle[what],
+            ratio=middle[bases[what]] / middle[what],
+            images_per_second=1000 * images / middle[what],
+            times=times[what],
+            peak_mib=peaks[what],
+        )
+        for what in makers
+    ]
+
+
+def _calls(device: torch.device) -> int:
+    """Several calls back to back on a GPU, as in a training loop: the host runs ahead of the device."""
+    return 5 if device.type == "cuda" else 1
+
+
+def once(run: Run, device: torch.device, *, calls: int = 1) -> float:
+    """Milliseconds that a call takes, from an idle device to an idle device."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return 1000 * (time.perf_counter() - began) / calls
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / calls
+
+
+def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
+    """What making and running it adds to the memory in use at its peak, in MiB; None on a CPU.
+
+    A captured graph takes its memory while it is captured, so that is inside.
+    """
+    if device.type != "cuda":
+        return None
+    gc.collect()  # what came before is gone now, and not in the middle of this
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run = make()
+    for _ in range(2):
+        run()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+@contextmanager
+def arithmetic(device: torch.device) -> Iterator[None]:
+    """The same switches for all that is compared: on a GPU those of training, also for the baselines; on a CPU IEEE."""
+    with fast_arithmetic() if device.type == "cuda" else full_precision(device):
+        yield
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device)}
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    name = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    return {
+        "device": f"{name} ({torch.backends.cpu.get_cpu_capability()})",
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,134 @@
+"""What `pixelpart bench` prints and what it refuses; how fast anything is, is not tested."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pixelpart import models
+from pixelpart.bench import timing
+from pixelpart.bench.train import add_figures, forward_flops, passes
+from pixelpart.cli import main
+
+TINY = ["--model", "tiny-cnn", "--batch-size", "4", "--repeats", "2", "--device", "cpu", "--quiet"]
+CPU = torch.device("cpu")
+ROW = {
+    "what", "baseline", "milliseconds", "ratio", "images_per_second", "times", "peak_mib", "tflops"}  # fmt: skip
+
+
+def run(capsys, *args):
+    assert main(["bench", *args]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *args):
+    assert main(["bench", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("what", "rows"), [("attack", 5), ("cam", 5), ("train", 8)]
+)  # train: four methods, each with its baseline
+def test_json_has_rows_machine_torch_and_settings(capsys, what, rows):
+    steps = [] if what == "cam" else ["--steps", "1"]
+    found = json.loads(run(capsys, what, *TINY, *steps, "--json"))
+    assert found["bench"] == what
+    assert found["torch"] == torch.__version__
+    assert found["machine"].keys() == {"device", "threads"}
+    assert found["settings"]["model"] == "tiny-cnn"
+    assert found["settings"]["batch_size"] == 4
+    assert len(found["rows"]) == rows
+    names = [row["what"] for row in found["rows"]]
+    assert len(set(names)) == rows
+    for row in found["rows"]:
+        base = next(other for other in found["rows"] if other["what"] == row["baseline"])
+        assert row.keys() == ROW
+        assert len(row["times"]) == 2
+        assert row["ratio"] == pytest.approx(base["milliseconds"] / row["milliseconds"])
+        assert row["images_per_second"] == pytest.approx(4000 / row["milliseconds"])
+        assert row["peak_mib"] is None
+
+
+def test_every_method_is_held_against_its_own_baseline(capsys):
+    found = json.loads(run(capsys, "train", *TINY, "--steps", "1", "--methods", "at,part", "--json"))
+    assert [(row["what"], row["baseline"]) for row in found["rows"]] == [
+        ("at, eager fp32", "at, eager fp32"),
+        ("at, ours", "at, eager fp32"),
+        ("part, eager fp32, masks one by one", "part, eager fp32, masks one by one"),
+        ("part, ours", "part, eager fp32, masks one by one"),
+    ]
+    assert found["figures"].keys() == {"time of part over at"}
+
+
+def test_table_has_a_line_for_each_row(capsys):
+    lines = run(capsys, "train", *TINY, "--steps", "1", "--methods", "trades", "--precision", "fp32").splitlines()
+    assert lines[0].split() == ["ms", "ratio", "images/s"]
+    assert lines[1].startswith("trades, eager fp32")
+    assert "1.00x" in lines[1]
+    assert lines[2].startswith("trades, ours")
+    assert "precision fp32" in lines[-1]
+
+
+def test_table_shows_memory_where_it_was_measured():
+    rows = [
+        timing.Row("at, ours", "at, ours", 10.0, 1.0, 12800.0, [10.0], peak_mib=1000.0, tflops=218.0),
+        timing.Row("part, ours", "at, ours", 10.4, 0.96, 12300.0, [10.4], peak_mib=1050.0),
+    ]
+    report = timing.Report("train", {"steps": 10}, {"device": "a GPU"}, rows, notes=["it ran plainly"])
+    add_figures(report, ["at", "part"])
+    text = str(report)
+    assert text.splitlines()[0].split() == ["ms", "ratio", "images/s", "peak", "MiB", "TFLOP/s"]
+    assert "time of part over at: 1.040" in text
+    assert "peak memory of part over at: 1.050" in text
+    assert "it ran plainly" in text
+
+
+def test_ways_take_turns_and_the_time_is_the_median(monkeypatch):
+    turns, clock = [], iter([9.0, 9.0, 1.0, 2.0, 5.0, 2.0, 3.0, 2.0])
+    monkeypatch.setattr(timing, "once", lambda run, device, calls: run() or next(clock))
+    makers = {name: lambda name=name: lambda: turns.append(name) for name in "ab"}
+    a, b = timing.compare(makers, device=CPU, images=6, repeats=3, say=lambda line: None)
+    assert "".join(turns) == "abababab"
+    assert (a.milliseconds, a.ratio, a.times) == (3.0, 1.0, [1.0, 5.0, 3.0])
+    assert (b.milliseconds, b.ratio, b.images_per_second) == (2.0, 1.5, 3000.0)
+
+
+def test_passes_of_a_step_are_those_of_the_algorithm():
+    assert {method: passes(method, 10) for method in ("at", "part", "trades", "part-t")} == {
+        "at": 23, "part": 24, "trades": 27, "part-t": 27}  # fmt: skip
+
+
+def test_flops_of_resnet18_are_the_known_ones():
+    assert forward_flops(models.build("resnet18")) == pytest.approx(2 * 0.5558e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nothing"], "'nothing'"),
+        ([], "what"),
+        (["train", "--methods", "at,fgsm"], "unknown method 'fgsm'; choose from at, part, part-t, trades"),
+        (["attack", "--batch-size", "0"], "'0' is not a whole number above 0"),
+        (["attack", "--steps", "ten"], "'ten' is not a whole number above 0"),
+        (["attack", "--methods", "at"], "bench attack takes no --methods"),
+        (["cam", "--steps", "3"], "bench cam takes no --steps"),
+        (["train", "--precision", "fp8"], "'fp8'"),
+        (["attack", "--model", "resnet19"], "unknown model 'resnet19'"),
+        (["cam", "--device", "abacus"], "no device 'abacus'"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(capsys, args, message):
+    assert message in refused(capsys, *args)
+
+
+def test_mistakes_and_help_do_without_torch():
+    code = (
+        "import sys, pixelpart.cli as c; c.main(['bench', '--help']); c.main(['bench', 'train', '--methods', 'x']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

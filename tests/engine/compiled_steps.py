@@ -1,0 +1,313 @@
+"""Compiled and captured steps against plain ones.
+
+test_capture.py runs this file with PIXELPART_TYPES=0, since the wrappers that check shapes cannot be compiled; by hand
+it is `PIXELPART_TYPES=0 pytest tests/engine/compiled_steps.py`. On a CPU, torch's compiler is stopped behind reading
+the code ("eager") or behind making the backward pass ("aot_eager"), which takes a second where inductor takes ten;
+inductor itself is in the slow tests. In float64, so that no sign of a gradient flips by rounding.
+"""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+from pixelpart import draws, models, recipes
+from pixelpart.attacks.pgd import move, signed_step, total_loss
+from pixelpart.data import augment
+from pixelpart.engine import capture
+from pixelpart.engine.build import build
+from pixelpart.engine.capture import Captured, compile_phase, fast_arithmetic
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.frozen import Folding
+from pixelpart.models import Classifier
+
+METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]
+
+
+def some_inputs(plan, n=6, seed=0, *, dtype=torch.float64, device="cpu", maps=None):
+    g = draws.generator(seed, "test")
+    images = torch.rand(n, 3, 32, 32, generator=g, dtype=dtype)
+    several = () if plan.main.starts == 1 else (plan.main.starts,)
+    draw = torch.randn if plan.main.start == "normal" else lambda *a, **k: torch.rand(*a, **k) * 2 - 1
+    noise = draw(*several, n, 3, 32, 32, generator=g, dtype=dtype)
+    labels = torch.randint(10, (n,), generator=g)
+    stored = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
+    moves = augment.draw("crop-flip", n, generator=g)
+    moves = augment.Params(moves.top.to(device), moves.left.to(device), moves.flip.to(device))
+    return StepInputs(images.to(device), labels.to(device), moves, noise.to(device), stored)
+
+
+def plan_for(method, **overrides):
+    return build(recipes.shapes(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
+
+
+def learner_for(plan):
+    learner = Learner(copy.deepcopy(plan.model).double(), plan.config, torch.device("cpu"))
+    learner.lr.fill_(0.05)
+    return learner
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.fixture
+def backend(monkeypatch, request):
+    """Everything that is compiled goes to this backend."""
+    name = getattr(request, "param", "aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=name))
+    return name
+
+
+def compiled_ascend():
+    compiled = capture.compiled
+    return functools.partial(signed_step, total_loss=compiled(total_loss), move=compiled(move))
+
+
+MMA = {"attack": {"name": "mma", "steps": 2, "step_size": "3/255"}}
+CASES = [(method, {}) for method in METHODS] + [("part", MMA)]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "backend"),
+    [(*case, "aot_eager" if case[0] == "part-t" else "eager") for case in CASES]
+    + [pytest.param(*case, "inductor", marks=SLOW) for case in CASES],
+    indirect=["backend"],
+    ids=str,
+)
+def test_two_compiled_steps_equal_two_plain_ones_and_the_second_compiles_nothing(method, overrides, backend):
+    plan = plan_for(method, **overrides)
+    fast, plain = learner_for(plan), learner_for(plan)
+    fast.freeze.compile()
+    phase = compile_phase(plan.main, compiled_ascend())
+    for i in range(2):
+        inputs = some_inputs(plan, seed=i)
+        train_step(fast, phase, inputs)
+        train_step(plain, plan.main, inputs)
+        if i == 0:
+            graphs = counters["stats"]["unique_graphs"]
+            # the folding, the attack's loss and its move, the objective: each once, for all targets of mma too
+            assert graphs == 4
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+    for (name, mine), theirs in zip(fast.state().items(), plain.state().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8, msg=name)
+
+
+def test_a_compiled_folding_shows_the_weights_as_they_are_and_another_model(backend):
+    model = models.build("wrn-10-1").double()
+    folding, x = Folding(model), torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    folding.compile()
+    for _ in range(2):
+        torch.testing.assert_close(folding()(x), Folding(model)()(x))
+        with torch.no_grad():
+            for tensor in (*model.parameters(), model.bn1.running_mean):
+                tensor.mul_(1.2)
+    other = copy.deepcopy(model).requires_grad_(False).eval()
+    torch.testing.assert_close(folding(other)(x), Folding(other)()(x))
+    assert counters["stats"]["unique_graphs"] <= 2
+    folding.interpret()
+    counters.clear()
+    torch.testing.assert_close(folding()(x), Folding(model)()(x))
+    assert not counters
+
+
+def test_a_compiled_folding_in_bf16_equals_the_plain_one(backend):
+    model, x = models.build("tiny-cnn"), torch.rand(2, 3, 16, 16)
+    folding = Folding(model, dtype=torch.bfloat16, fuse=True)
+    expected = folding()(x)
+    folding.compile()
+    torch.testing.assert_close(folding()(x), expected, rtol=1e-2, atol=1e-3)
+
+
+class Small(Classifier):
+    """One of each: a stem, a convolution with a ReLU, one with a sum and a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 3, padding=1)
+        self.linear = nn.Linear(16, 10)
+
+    @property
+    def pooled_linear(self):
+        return self.linear
+
+    def trunk(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.c(F.relu(self.b(out))) + out)
+
+
+def test_a_fused_view_can_be_compiled_in_one_graph_forward_and_backward(backend):
+    view = Folding(Small(), dtype=torch.bfloat16, fuse=True)()
+    leaf, y = torch.rand(2, 3, 8, 8).requires_grad_(), torch.tensor([1, 2])
+    expected = torch.autograd.grad(total_loss(view, leaf, y, F.cross_entropy), leaf)[0]
+    grad = torch.autograd.grad(capture.compiled(total_loss)(view, leaf, y, F.cross_entropy), leaf)[0]
+    assert grad.dtype == torch.float32
+    assert (grad - expected).abs().max() <= 0.02 * expected.abs().max()
+    operations = [str(node.target) for node in view.features.structure.graph.nodes if node.op == "call_function"]
+    assert operations == [f"pixelpart.{name}.default" for name in ("stem", "conv_relu", "conv_add_relu")]
+
+
+def test_without_a_compiler_the_run_goes_on_plainly(monkeypatch):
+    """The compiler's own error, met in the folding, the first thing that a step compiles."""
+
+    def backend(graph, inputs):
+        raise OSError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(Captured, "_capture", lambda self, phase, inputs: train_step(self.learner, phase, inputs))
+    plan, said = plan_for("part"), []
+    fast, plain = learner_for(plan), learner_for(plan)
+    step = Captured(fast, full=6, say=said.append)
+    for i in range(2):
+        step(fast, plan.main, some_inputs(plan, seed=i))
+        train_step(plain, plan.main, some_inputs(plan, seed=i))
+    assert len(said) == 1
+    assert "runs plainly" in said[0]
+    assert "no compiler here" in said[0]
+    for mine, theirs in zip(fast.state().values(), plain.state().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("backend", ["eager"], indirect=True)
+def test_as_many_runs_in_one_process_as_one_likes_can_be_compiled(backend):
+    """torch keeps what it compiles by code object, eight to each; each learner has code objects of its own."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for _ in range(3):
+            view = Folding(Small())()
+            capture.compiled(total_loss)(view, torch.rand(2, 3, 8, 8), torch.tensor([1, 2]), F.cross_entropy)
+
+
+# -- on a GPU: ResNet-18 in bf16, captured, as the recipes for CIFAR-10 train it
+
+
+def gpu_learner(plan):
+    learner = Learner(copy.deepcopy(plan.model), plan.config, torch.device("cuda"))
+    learner.lr.fill_(0.01)
+    return learner
+
+
+def gpu_inputs(plan, n, seed, maps=None):
+    return some_inputs(plan, n, seed, dtype=torch.float32, device="cuda", maps=maps)
+
+
+def losses_of(step, learner, phase, batches):
+    """The loss of every step."""
+    losses = []
+    with fast_arithmetic():
+        for inputs in batches:
+            before = learner.tally.read()["loss"]
+            step(learner, phase, inputs)
+            losses.append((learner.tally.read()["loss"] - before) / len(inputs.labels))
+    return losses
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "overrides"),
+    [(method, {}) for method in METHODS]
+    + [("part", {"attack": {"name": "mma", "steps": 3}}), ("at", {"model": "preactresnet18"})]
+    + [("part", {"model": "wrn-10-1"}), ("part", {"model": "tiny-cnn"})],
+    ids=str,
+)
+def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
+    plan = build(recipes.cifar10(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
+    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
+    batches = [gpu_inputs(plan, 128, seed) for seed in range(12)]
+    mine = losses_of(Captured(fast, full=128, say=said.append), fast, plan.main, batches)
+    theirs = losses_of(train_step, plain, plan.main, batches)
+    assert said == []
+    assert all(map(math.isfinite, mine))
+    assert mine == pytest.approx(theirs, rel=0.01)
+    a, b = fast.tally.read(), plain.tally.read()
+    assert a["images"] == b["images"] == 12 * 128
+    assert a["budget"] == pytest.approx(b["budget"], rel=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["at", "part-t"])
+def test_one_captured_step_is_the_plain_step_but_for_rounding(method):
+    plan = build(recipes.cifar10(method, burn_in={"epochs": 0}, ema=0.9))
+    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
+    before = copy.deepcopy(plain.model.state_dict())
+    inputs = gpu_inputs(plan, 128, 0)
+    (mine,) = losses_of(Captured(fast, full=128, say=said.append), fast, plan.main, [inputs])
+    (theirs,) = losses_of(train_step, plain, plan.main, [inputs])
+    assert said == []
+    assert mine == pytest.approx(theirs, rel=5e-3)
+    moved = [
+        torch.cat([(p - before[name]).flatten() for name, p in learner.model.named_parameters()])
+        for learner in (fast, plain)
+    ]
+    assert moved[1].norm() > 0
+    assert F.cosine_similarity(*moved, dim=0) > 0.8
+    for (name, a), b in zip(fast.model.named_buffers(), plain.model.buffers(), strict=True):
+        if name.endswith("num_batches_tracked"):
+            assert a == b
+        elif "running" in name:
+            assert (a - b).abs().max() <= 0.02 * (b - before[name]).abs().max(), name
+
+
+@pytest.mark.gpu
+def test_a_short_last_batch_is_captured_too():
+    plan = build(recipes.cifar10("part", burn_in={"epochs": 0}))
+    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
+    step = Captured(fast, full=128, say=said.append)
+    batches = [gpu_inputs(plan, n, seed) for seed, n in enumerate([128, 128, 80, 128, 80, 128])]
+    assert losses_of(step, fast, plan.main, batches) == pytest.approx(
+        losses_of(train_step, plain, plan.main, batches), rel=0.01
+    )
+    assert said == []
+    assert sorted(n for _, n in step._graphs) == [80, 128]
+    assert fast.tally.read()["images"] == sum(len(inputs.labels) for inputs in batches)
+
+
+@pytest.mark.gpu
+def test_a_replay_reads_the_rate_the_maps_and_the_batch_of_its_own_step():
+    """Stored maps alone decide the budget, so it is the same to the bit; the average follows the weights."""
+    plan = build(recipes.cifar10("part", burn_in={"epochs": 0}, ema=0.9, mask={"every": 1}))
+    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
+    step = Captured(fast, full=128, say=said.append)
+    expected = {name: tensor.clone() for name, tensor in fast.average.model.state_dict().items()}
+    budgets = {}
+    with fast_arithmetic():
+        for i in range(4):
+            inputs = gpu_inputs(plan, 128, i, maps=(4, 4))
+            for learner, run in ((fast, step), (plain, train_step)):
+                learner.lr.fill_(0.0 if i == 3 else 0.01)
+                weights = [p.detach().clone() for p in learner.model.parameters()]
+                before = learner.tally.read()["budget"]
+                run(learner, plan.main, inputs)
+                budgets.setdefault(i, []).append(learner.tally.read()["budget"] - before)
+                still = all(torch.equal(a, b) for a, b in zip(weights, learner.model.parameters(), strict=True))
+                assert still is (i == 3)
+            for name, live in fast.model.state_dict().items():
+                slow = expected[name]
+                expected[name] = torch.lerp(slow, live, 0.1) if slow.is_floating_point() else live.clone()
+                torch.testing.assert_close(fast.average.model.state_dict()[name], expected[name], rtol=1e-5, atol=1e-6)
+    assert said == []
+    for mine, theirs in budgets.values():
+        assert mine == pytest.approx(theirs, rel=1e-6)
+    assert len({round(mine, 9) for mine, _ in budgets.values()}) == 4  # other maps, other budgets
+
+
+@pytest.mark.gpu
+def test_a_captured_step_draws_no_random_number():
+    plan = build(recipes.cifar10("at"))
+    learner = gpu_learner(plan)
+    step = Captured(learner, full=128)
+    with fast_arithmetic():
+        step(learner, plan.main, gpu_inputs(plan, 128, 0))
+        before = torch.cuda.get_rng_state()
+        step(learner, plan.main, gpu_inputs(plan, 128, 1))
+    assert torch.equal(before, torch.cuda.get_rng_state())

@@ -1,0 +1,137 @@
+"""The first convolution: fp32 pixels in, bf16 out, its gradient in fp32; the same bounds for any device."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pixelpart.kernels import stem
+from pixelpart.kernels.stem import BLOCK, stem_backward, suits
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# images of fewer pixels than a block, of one more, of no multiple of it, of 64x64, and a batch as in training
+SHAPES = [(1, 5, 7), (1, 3, 43), (3, 9, 11), (2, 64, 64), (1, 1, 1), (128, 32, 32)]
+LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+
+
+def case(shape, channels, device="cpu", layout=torch.contiguous_format):
+    b, h, w = shape
+    g = torch.Generator().manual_seed(4)
+    x = torch.rand(b, 3, h, w, generator=g)
+    weight = torch.randn(channels, 3, 3, 3, generator=g) * 27**-0.5
+    bias, grad = torch.randn(channels, generator=g) * 0.1, torch.randn(b, channels, h, w, generator=g).bfloat16()
+    x, weight, grad = (t.to(device).contiguous(memory_format=layout) for t in (x, weight, grad))
+    return x.requires_grad_(), weight, bias.to(device), grad
+
+
+def test_the_shapes_below_are_hard_on_the_blocks():
+    pixels = [b * h * w for b, h, w in SHAPES]
+    assert min(pixels) < BLOCK
+    assert BLOCK + 1 in pixels
+    assert sum(n % BLOCK > 0 for n in pixels) >= 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("channels", [16, 128])
+@pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
+@LAYOUTS
+def test_output_and_gradient_are_those_of_the_convolution(shape, channels, relu, layout, device):
+    check(case(shape, channels, device, layout), relu)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [32, 64, 256])
+@pytest.mark.parametrize("relu", [True, False])
+def test_a_batch_as_in_training(relu, channels):
+    check(case(SHAPES[5], channels, "cuda", torch.channels_last), relu)
+
+
+def check(inputs, relu):
+    x, weight, bias, grad = inputs
+    out = stem(x, weight, bias, relu)
+    wide_x, wide, wide_bias = x.detach().double(), weight.double(), bias.double()
+    exact = F.conv2d(wide_x, wide, wide_bias, padding=1)
+    exact = exact.relu() if relu else exact
+    size = F.conv2d(wide_x, wide.abs(), wide_bias.abs(), padding=1)
+    tf32 = 2**-9 if x.is_cuda else 1e-6  # pixel and weight cut to 11 bits each
+    assert out.dtype == torch.bfloat16
+    assert ((out.double() - exact).abs() <= 2**-8 * exact.abs() + tf32 * size).all()
+
+    (back,) = torch.autograd.grad(out, x, grad)
+    behind = torch.where(out > 0, grad, 0).double() if relu else grad.double()
+    exact_back = F.conv_transpose2d(behind, wide, padding=1)
+    size_back = F.conv_transpose2d(behind.abs(), wide.abs(), padding=1)
+    assert back.dtype == torch.float32
+    assert ((back.double() - exact_back).abs() <= 2**-15 * size_back).all()
+
+
+def test_by_hand():
+    """A kernel that takes the left neighbour in red less the pixel itself in blue."""
+    weight = torch.zeros(16, 3, 3, 3)
+    weight[:, 0, 1, 0], weight[:, 2, 1, 1] = 1, -1
+    x = torch.zeros(1, 3, 1, 3)
+    x[0, 0, 0], x[0, 2, 0] = torch.tensor([0.25, 0.5, 1.0]), torch.tensor([0.5, 0.125, 0.0])
+    x.requires_grad_()
+    out = stem(x, weight, torch.zeros(16), False)
+    assert out[0, 5, 0].tolist() == [-0.5, 0.125, 0.5]
+    (back,) = torch.autograd.grad(out[0, 5].sum(), x)
+    assert back[0, :, 0].tolist() == [[1, 1, 0], [0, 0, 0], [-1, -1, -1]]
+    out = stem(x, weight, torch.zeros(16), True)
+    assert out[0, 5, 0].tolist() == [0, 0.125, 0.5]
+    (back,) = torch.autograd.grad(out[0, 5].sum(), x)
+    assert back[0, :, 0].tolist() == [[1, 1, 0], [0, 0, 0], [0, -1, -1]]
+
+
+def test_without_a_relu_the_output_may_be_changed_in_place():
+    x, weight, bias, grad = case(SHAPES[0], 16)
+    expected = torch.autograd.grad(stem(x, weight, bias, False), x, grad)
+    assert torch.equal(torch.autograd.grad(stem(x, weight, bias, False).add_(1), x, grad)[0], expected[0])
+
+
+def test_weights_get_no_gradient():
+    x, weight, bias, grad = case(SHAPES[0], 16)
+    weight.requires_grad_()
+    bias.requires_grad_()
+    stem(x, weight, bias, True).backward(grad)
+    assert weight.grad is None
+    assert bias.grad is None
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@LAYOUTS
+def test_torch_finds_it_well_made(layout, device):
+    """Schema, autograd, and the shape, type and strides that a compiler is told beforehand."""
+    x, weight, bias, grad = case(SHAPES[2], 16, device, layout)
+    torch.library.opcheck(stem, (x, weight, bias, True))
+    torch.library.opcheck(stem, (x, weight, bias, False))
+    torch.library.opcheck(stem_backward, (grad, weight))
+
+
+@pytest.mark.parametrize("channels", [16, 64, 128, 256])
+def test_it_suits_a_plain_3x3_convolution_of_colours(channels):
+    assert suits(nn.Conv2d(3, channels, 3, padding=1))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(3, 48, 3, padding=1),
+        nn.Conv2d(3, 512, 3, padding=1),
+        nn.Conv2d(4, 64, 3, padding=1),
+        nn.Conv2d(1, 64, 3, padding=1),
+        nn.Conv2d(3, 64, 5, padding=1),
+        nn.Conv2d(3, 64, (3, 1), padding=1),
+        nn.Conv2d(3, 64, 3),
+        nn.Conv2d(3, 64, 3, padding="same"),
+        nn.Conv2d(3, 64, 3, stride=2, padding=1),
+        nn.Conv2d(3, 64, 3, padding=1, dilation=2),
+        nn.Conv2d(3, 63, 3, padding=1, groups=3),
+        nn.Conv2d(3, 64, 3, padding=1, padding_mode="reflect"),
+    ],
+    ids=str,
+)
+def test_it_does_not_suit_any_other(conv):
+    assert not suits(conv)
