@@ -68,7 +68,7 @@ class AttackConfig(Part):
     """how training examples are crafted"""
     steps: int = Field(10, ge=1)
     """gradient steps an example"""
-    step_size: Eps = 2 / 255
+    step_size: Annotated[Eps, Field(gt=0)] = 2 / 255
     """length of a step, in [0,1] units"""
 
 

@@ -31,6 +31,9 @@ def atomic_write(path: Path, data: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OSError(error.errno, f"{error.strerror}, and what was there before still is", str(path)) from None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -122,6 +125,7 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps every other process out; the lock dies with the process that holds it."""
+        new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / ".lock", "a+")  # noqa: SIM115 (closed below)
@@ -132,15 +136,22 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"another process is working in {self.path}") from None
-            yield
+            try:
+                yield
+            finally:
+                if new and [entry.name for entry in self.path.iterdir()] == [".lock"]:  # a mistake: leave no trace
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
 
     def read_metrics(self) -> list[Row]:
         """The rows written so far; a line torn by a kill is left out."""
         rows = []
         if self.metrics_file.exists():
-            for line in self.metrics_file.read_text().splitlines():
+            for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(json.JSONDecodeError):
-                    rows.append(json.loads(line))
+                    row = json.loads(line)
+                    if isinstance(row, dict) and isinstance(row.get("epoch"), int):
+                        rows.append(row)
         return rows
 
     def write_metrics(self, rows: list[Row]) -> None:

@@ -221,3 +221,15 @@ def test_the_log_gains_one_line_at_a_time(tmp_path):
     folder.log("erste Zeile – ü")
     folder.log("second\n")
     assert folder.log_file.read_text(encoding="utf-8") == "erste Zeile – ü\nsecond\n"
+
+
+def test_what_is_no_row_of_metrics_is_left_out(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics_file.write_bytes(b'{"epoch": 1}\n\xff\xfe\n3\n{"loss": 2}\n{"epoch": 2, "lo')
+    assert folder.read_metrics() == [{"epoch": 1}]
+
+
+def test_a_mistake_inside_the_lock_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(UserError), RunFolder(tmp_path / "new").locked():
+        raise UserError("a mistake")
+    assert not (tmp_path / "new").exists()

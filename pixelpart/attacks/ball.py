@@ -4,13 +4,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.errors import unknown
+from pixelpart.errors import UserError, unknown
 from pixelpart.types import Budget, Images
 
 Noise = Float[Tensor, "*several b c h w"]
 
 STARTS = ("uniform", "normal", "none")
 NORMAL_SCALE = 0.001
+
+
+def check(x: Tensor, budget: Budget, *, step_size: float, steps: int) -> None:
+    """Returns if an attack can begin; a mistake in what was handed in is a UserError.
+
+    Values inside tensors are looked at only where that is free of side effects: not in compiled or captured code.
+    """
+    if not x.is_floating_point():
+        raise UserError(f"images are {str(x.dtype).removeprefix('torch.')}; give float in [0, 1]")
+    if steps < 0 or not step_size >= 0:
+        raise UserError(f"steps {steps} and step_size {step_size} must not be negative")
+    if not isinstance(budget, Tensor):
+        if not 0 <= budget <= 1:
+            raise UserError(f"budget {budget} is not from 0 to 1; a change of 8 levels of 255 is 8/255")
+    elif type(budget) is Tensor and not bool(((budget >= 0) & (budget <= 1)).all()):
+        raise UserError(f"the budget lies in [{float(budget.min())}, {float(budget.max())}], not in [0, 1]")
+    if type(x) is Tensor and not bool(((x >= 0) & (x <= 1)).all()):
+        raise UserError(f"images lie in [{float(x.min())}, {float(x.max())}], not in [0, 1]")
 
 
 def project(x_adv: Images, x: Images, budget: Budget) -> Images:

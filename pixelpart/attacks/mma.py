@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import begin, seeded
+from pixelpart.attacks.ball import begin, check, seeded
 from pixelpart.attacks.pgd import climb
-from pixelpart.frozen import frozen
+from pixelpart.frozen import Frozen, frozen
 from pixelpart.losses import SampleLoss, at_class, margin, without
 from pixelpart.types import Budget, Images, Labels, Model
 
@@ -35,6 +35,8 @@ def mma(
     """
     if isinstance(start, str):
         generator = generator or seeded(x)  # one for all targets, so that their starts differ
+    if not isinstance(model, Frozen):
+        check(x, budget, step_size=step_size, steps=steps)
     with torch.no_grad(), frozen(model) as net:
         clean = net(x)
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import begin, project
+from pixelpart.attacks.ball import begin, check, project
 from pixelpart.errors import choose
-from pixelpart.frozen import frozen
+from pixelpart.frozen import Frozen, frozen
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
 
@@ -33,6 +33,8 @@ def pgd(
     stands in for `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
+    if not isinstance(model, Frozen):  # a view is handed in by the training step, which must not wait for the device
+        check(x, budget, step_size=step_size, steps=steps)
     with torch.no_grad(), frozen(model) as net:
         if loss_of is kl and not y.is_floating_point():
             y = net(x)

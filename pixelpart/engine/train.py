@@ -35,6 +35,7 @@ from pixelpart.types import Budget, Images, Labels, Map
 from pixelpart.world import World
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
+DAMAGE_IMAGES = 128  # for which the first-order damage is worked out after every epoch
 CHECK_STEPS = 50  # how often the flag for a loss that is not finite is read
 
 
@@ -195,7 +196,7 @@ class Trainer:
         }
         reading = readings[self.measured_on]
         self.at.epoch = epoch + 1
-        if self.config.holdout:
+        if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in is not yet the method
             self.checkpoints.consider(reading.robust_ce, self.at)
         row: Row = {
             "epoch": epoch + 1,
@@ -255,8 +256,8 @@ class Trainer:
             self.store.put(index.to(self.device), self._maps_of(x, y))
 
     def damage(self, epoch: int) -> float:
-        """What the epoch's budget can do to the raw weights, to first order, on some of the probed training images."""
-        x, y = (tensor[: self.chunk] for tensor in self.probes["train"])
+        """What a budget from fresh maps can do to the raw weights, to first order, on probed training images."""
+        x, y = (tensor[:DAMAGE_IMAGES] for tensor in self.probes["train"])
         phase = self.plan.phase(epoch)
         budget: Budget = phase.eps
         if phase.mask is not None:

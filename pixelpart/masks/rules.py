@@ -20,6 +20,8 @@ Share = Float[Tensor, "b #c h w"]
 
 def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> BudgetMap:
     """The largest change of each pixel: (b,1,h,w), for `official` (b,3,h,w); eps everywhere where the heat is dead."""
+    if not 0 <= eps_low <= eps <= 1:
+        raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose 0 <= eps_low <= eps <= 1")
     function, settings = parse_rule(rule)
     share = function(heat, **settings)
     between = eps_low + (eps - eps_low) * share

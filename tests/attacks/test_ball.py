@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pixelpart import attacks
 from pixelpart.attacks import draw_noise, project, start_point
 from pixelpart.errors import UserError
 
@@ -78,3 +79,22 @@ def test_unknown_start_names_the_choices():
         draw_noise(x, kind="gauss")
     with pytest.raises(UserError, match=message):
         start_point(x, 0.1, x, kind="gauss")
+
+
+@pytest.mark.parametrize("attack", [attacks.pgd, attacks.mma])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": -8 / 255}, "budget -0.03"),
+        ({"budget": 8.0}, "budget 8.0 is not from 0 to 1"),
+        ({"budget": float("nan")}, "budget nan"),
+        ({"budget": torch.full((2, 1, 4, 4), -0.1)}, "the budget lies in"),
+        ({"x": torch.full((2, 3, 4, 4), 255.0)}, r"images lie in \[255.0, 255.0\]"),
+        ({"steps": -1}, "steps -1"),
+    ],
+)
+def test_what_no_attack_can_begin_with_is_refused(attack, change, message):
+    call = {"x": torch.rand(2, 3, 4, 4), "budget": 8 / 255, "step_size": 0.1, "steps": 1} | change
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    with pytest.raises(UserError, match=message):
+        attack(model, call.pop("x"), torch.tensor([0, 1]), call.pop("budget"), **call)
