@@ -104,8 +104,9 @@ class Checkpoints:
         if not path.exists():
             there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
             raise UserError(f"{run} keeps no checkpoint after epoch {epoch}; there are: {there} (see --keep)")
-        shared = self.config.model_copy(update={name: getattr(source.read_config(), name) for name in FORK_MAY_CHANGE})
-        if differing := differing_fields(source.read_config(), shared):
+        theirs = source.read_config()
+        mine = self.config.model_copy(update={name: getattr(theirs, name) for name in FORK_MAY_CHANGE})
+        if differing := differing_fields(theirs, mine):
             raise UserError(f"cannot fork {run}: {'; '.join(differing)}")
         if int(epoch) >= self.config.epochs:
             raise UserError(

@@ -270,7 +270,9 @@ class Trainer:
 
     def announce(self) -> None:
         steps, config = self.loader.steps, self.config
-        if self.at.step:
+        if self.at.forked_here:
+            self.say(f"forked from {config.init_from}, at step {self.at.step}, config {config.hash()}")
+        elif self.at.step:
             self.say(
                 f"resumed at step {self.at.step}: step {self.at.step % steps} of {steps} in epoch {self.at.epoch + 1}"
             )
@@ -280,7 +282,7 @@ class Trainer:
             )
         if not self.learner.freeze.folded:
             self.say(
-                f"{config.model}: its structure cannot be read, so batch norm is not folded: the same numbers, slower"
+                f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
             )
 
     def say(self, line: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import torch
 
 from pixelpart import data
 from pixelpart.engine import train as train_module
+from pixelpart.engine.probe import Reading
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
 from pixelpart.run import Run
@@ -98,6 +100,7 @@ torch.set_num_threads({torch.get_num_threads()})
 from pathlib import Path
 from pixelpart import data
 from pixelpart.config import read_config
+from pixelpart.engine.probe import Reading
 from pixelpart.engine.train import train
 some = lambda split, root: tuple(tensor[:460] for tensor in data.shapes.generate(split))
 data.SETS["shapes"] = dataclasses.replace(data.SETS["shapes"], load=some)
@@ -223,6 +226,7 @@ def test_a_fork_shares_the_burn_in_to_the_bit(small, quiet, tmp_path):
     mine, theirs = (load_checkpoint(RunFolder(tmp_path / d).checkpoint("last"))[0] for d in ("fork", "part"))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     assert [row["epoch"] for row in run.metrics] == [2, 3]
+    assert "forked from" in (run.dir / "log.txt").read_text()
 
 
 def test_a_fork_from_an_epoch_that_was_not_kept_names_those_that_were(small, quiet, tmp_path):
@@ -318,3 +322,10 @@ def test_labels_that_the_set_does_not_know_are_refused(small, quiet, tmp_path, m
     with pytest.raises(UserError, match="label 10 is out of range; 10 classes are numbered 0 to 9"):
         train(small("at"), tmp_path / "run", screen=quiet)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_best_is_never_a_burn_in_epoch(small, quiet, tmp_path, monkeypatch):
+    grows = itertools.count(1)
+    monkeypatch.setattr(train_module.probe, "read", lambda *_, **__: Reading(0.5, 0.5, float(next(grows))))
+    run = train(small(epochs=3), tmp_path / "run", screen=quiet)
+    assert load_checkpoint(run.folder.checkpoint("best"))[1]["epoch"] == 2
