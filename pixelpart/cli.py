@@ -206,12 +206,12 @@ def data(args: list[str]) -> None:
 
 
 def bench(args: list[str]) -> None:
-    """Measures speed beside the usual way of doing the same: bench train | bench attack | bench cam."""
+    """Measures speed beside the usual way of doing the same: bench train | attack | cam | scale."""
     parser = Parser(prog="pixelpart bench", description=bench.__doc__)
     parser.add_argument("what", choices=benches.KINDS)
     parser.add_argument("--model", default="resnet18", help="the network (here: %(default)s)")
     parser.add_argument("--batch-size", type=positive, default=128, help="images at a time (here: %(default)s)")
-    parser.add_argument("--steps", type=positive, help="train, attack: steps of PGD (here: 10)")
+    parser.add_argument("--steps", type=positive, help="train, attack, scale: steps of PGD (here: 10)")
     parser.add_argument("--methods", help=f"train: comma-separated (here: {','.join(benches.METHODS)})")
     parser.add_argument("--precision", choices=benches.PRECISIONS, help="train: our own step's (here: bf16)")
     parser.add_argument(
@@ -222,7 +222,7 @@ def bench(args: list[str]) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     found = parser.parse_all(args)
     settings = {"model": found.model, "batch_size": found.batch_size, "repeats": found.repeats, "device": found.device}
-    takes = {"train": ("steps", "methods", "precision"), "attack": ("steps",), "cam": ()}[found.what]
+    takes = {"train": ("steps", "methods", "precision"), "attack": ("steps",), "scale": ("steps",)}.get(found.what, ())
     for name in ("steps", "methods", "precision"):
         value = getattr(found, name)
         if value is not None and name not in takes:

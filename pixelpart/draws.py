@@ -1,13 +1,53 @@
-"""Every random draw is a function of (seed, stream, epoch, step): no generator state is ever carried or saved."""
+"""Every random draw is a function of (seed, stream, epoch, step): no generator state is ever carried or saved.
+
+`generator` serves draws for a whole batch. `hashed` serves searches in which samples come and go: what a sample draws
+depends on its own key and on a counter, not on who else is in the batch, and is made of tensor operations alone.
+"""
 
 import hashlib
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Keys = Int[Tensor, " b"]
+
+# the mixing function of splitmix64 (Steele, Lea and Flood 2014), in two's complement
+_GOLDEN, _FIRST, _SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def generator(
     seed: int, stream: str, epoch: int = 0, step: int = 0, *, device: torch.device | str = "cpu"
 ) -> torch.Generator:
     """A fresh generator whose numbers depend on these four and the device's kind alone."""
+    return torch.Generator(device).manual_seed(_digest(seed, stream, epoch, step))
+
+
+def keys(seed: int, stream: str, samples: Int[Tensor, " b"], number: int | Int[Tensor, " b"] = 0) -> Keys:
+    """A key for each sample number: what `hashed` makes its draws from; `number` counts tries at the same sample."""
+    return _mix(_mix(samples.long() + _digest(seed, stream, 0, 0)) + number)
+
+
+def hashed(keys: Keys, n: int, *, counter: int | Int[Tensor, " b"] = 0) -> Float[Tensor, "b {n}"]:
+    """n numbers in [0, 1) for each key, uniform, of 24 bits; another counter gives others."""
+    row = _mix(keys + _mix(torch.zeros_like(keys) + counter))
+    bits = _mix(row[:, None] + torch.arange(n, device=keys.device))
+    return _shifted(bits, 40).float() * 2.0**-24
+
+
+def _digest(seed: int, stream: str, epoch: int, step: int) -> int:
     digest = hashlib.blake2b(f"{seed}/{stream}/{epoch}/{step}".encode(), digest_size=8).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _mix(z: Tensor) -> Tensor:
+    """A number of 64 bits, stirred."""
+    z = z + _GOLDEN
+    z = (z ^ _shifted(z, 30)) * _FIRST
+    z = (z ^ _shifted(z, 27)) * _SECOND
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """z >> bits, with zeros coming in from the left."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)

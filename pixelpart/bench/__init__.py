@@ -2,8 +2,8 @@
 
 from pixelpart.errors import unknown
 
-KINDS = ("attack", "cam", "train")
-METHODS = ("at", "part", "trades", "part-t")
+KINDS = ("attack", "cam", "scale", "train")
+METHODS = ("at", "part", "trades", "part-t", "mart", "part-m")
 PRECISIONS = ("bf16", "fp32")
 REPEATS = 3
 

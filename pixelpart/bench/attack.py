@@ -56,11 +56,11 @@ def build_pair(model: str, device: torch.device) -> tuple[Classifier, Classifier
     return usual, ours
 
 
-def random_batch(n: int, device: torch.device) -> tuple[Images, Labels]:
-    """Images of the CIFAR shape and labels, drawn."""
+def random_batch(n: int, device: torch.device, *, size: int = 32, classes: int = 10) -> tuple[Images, Labels]:
+    """Images and labels, drawn; the shapes of CIFAR-10 unless told otherwise."""
     generator = draws.generator(0, "bench")
-    x = torch.rand(n, 3, 32, 32, generator=generator)
-    return x.to(device), torch.randint(10, (n,), generator=generator).to(device)
+    x = torch.rand(n, 3, size, size, generator=generator)
+    return x.to(device), torch.randint(classes, (n,), generator=generator).to(device)
 
 
 def folded_pgd(fold: Folding, x: Images, y: Labels, *, steps: int) -> Images:

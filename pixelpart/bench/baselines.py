@@ -128,6 +128,17 @@ def trades_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tenso
     return natural + BETA * robust
 
 
+def mart_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tensor:
+    """By probabilities, as in MART's own code, with its constants that keep the logarithms finite."""
+    clean, adv = model(x).softmax(1), model(x_adv)
+    p = adv.softmax(1)
+    runner_up = p.scatter(1, y[:, None], 0.0).argmax(1)
+    robust = F.cross_entropy(adv, y) + F.nll_loss((1.0001 - p + 1e-12).log(), runner_up)
+    unsure = 1.0000001 - clean.gather(1, y[:, None]).squeeze(1)
+    divergence = F.kl_div((p + 1e-12).log(), clean, reduction="none").sum(1)
+    return robust + BETA * (divergence * unsure).mean()
+
+
 def train_step(
     model: Classifier,
     optimizer: torch.optim.Optimizer,
@@ -141,11 +152,15 @@ def train_step(
     step_size: float,
     steps: int,
 ) -> Tensor:
-    """One step of at, part, trades or part-t as PART's authors take it; the loss comes back."""
+    """One step of a method as PART's authors take it; the loss comes back."""
     model.eval()
     budget = budgets(model, x, eps=eps, eps_low=eps_low) if method.startswith("part") else eps
     if method in ("trades", "part-t"):
         x_adv, loss_of = trades_attack(model, x, budget, noise, step_size=step_size, steps=steps), trades_loss
+    elif method in ("mart", "part-m"):
+        start = 0.001 * noise / budget  # so that x + budget * start is where MART begins
+        x_adv = pgd(model, x, y, budget, start, step_size=step_size, steps=steps, gradient=by_grad)
+        loss_of = mart_loss
     else:
         # AT's attack comes from torchattacks, PART's is a loop of their own
         gradient = by_backward if method == "part" else by_grad

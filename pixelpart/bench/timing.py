@@ -48,6 +48,10 @@ class Report:
     def __getitem__(self, what: str) -> Row:
         return next(row for row in self.rows if row.what == what)
 
+    def note(self, line: str) -> None:
+        """Adds to the notes, once."""
+        self.notes += [] if line in self.notes else [line]
+
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"torch": torch.__version__}
 

@@ -1,5 +1,6 @@
 """`pixelpart bench train`: a training step of ours beside the step as PART's authors take it."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -24,7 +25,7 @@ from pixelpart.run import build_model
 from pixelpart.types import Images
 
 CEILING = 8192  # rows and columns of the product that shows what the chip can do
-BASES = {"part": "at", "part-t": "trades"}  # a method with a mask, and what it is without
+BASES = {"part": "at", "part-t": "trades", "part-m": "mart"}  # a method with a mask, and what it is without
 
 
 def bench_train(
@@ -52,14 +53,11 @@ def bench_train(
         for name in dict.fromkeys(methods)
     }
 
-    def note(line: str) -> None:
-        report.notes += [] if line in report.notes else [line]
-
     makers: dict[str, Callable[[], Run]] = {}
     against: dict[str, str] = {}
     for method, config in configs.items():
         makers[usual_name(method)] = usual_maker(method, config, place)
-        makers[our_name(method)] = our_maker(config, place, note)
+        makers[our_name(method)] = our_maker(config, place, report.note)
         against |= dict.fromkeys((usual_name(method), our_name(method)), usual_name(method))
     with arithmetic(place):
         report.rows = compare(makers, device=place, images=batch_size, repeats=repeats, say=say, against=against)
@@ -94,8 +92,10 @@ def step_config(method: str, *, model: str, batch_size: int, steps: int, precisi
     )
 
 
-def step_inputs(config: Config, phase: Phase, device: torch.device) -> StepInputs:
-    x, y = random_batch(config.batch_size, device)
+def step_inputs(
+    config: Config, phase: Phase, device: torch.device, *, size: int = 32, classes: int = 10
+) -> StepInputs:
+    x, y = random_batch(config.batch_size, device, size=size, classes=classes)
     moves = augment.draw(
         config.augment, config.batch_size, generator=draws.generator(0, "bench augment", device=device)
     )
@@ -103,14 +103,25 @@ def step_inputs(config: Config, phase: Phase, device: torch.device) -> StepInput
     return StepInputs(x, y, moves, noise)
 
 
-def our_maker(config: Config, device: torch.device, say: Say) -> Callable[[], Run]:
-    """Our step as `pixelpart train` runs it, augmentation included: captured on a GPU, plain elsewhere."""
+def our_maker(
+    config: Config,
+    device: torch.device,
+    say: Say,
+    *,
+    network: Classifier | None = None,
+    size: int = 32,
+    classes: int = 10,
+) -> Callable[[], Run]:
+    """Our step as `pixelpart train` runs it, augmentation included: captured on a GPU, plain elsewhere.
+
+    Another network than the config's may take its place, with images and classes that suit it.
+    """
 
     def make() -> Run:
         plan = build(config)
-        learner = Learner(plan.model, config, device)
+        learner = Learner(copy.deepcopy(network) if network is not None else plan.model, config, device)
         learner.lr.fill_(config.optim.lr)
-        inputs = step_inputs(config, plan.main, device)
+        inputs = step_inputs(config, plan.main, device, size=size, classes=classes)
         step: Callable[..., None] = train_step
         if device.type == "cuda":
             torch._dynamo.reset()  # it keeps only so many versions of a function, and here every method makes some
@@ -165,9 +176,9 @@ def passes(method: str, steps: int) -> int:
     """Passes through the network that a step needs: forward 1, gradient of the images 1, of the weights 1.
 
     AT: 2 for every attack step, 3 to train; PART one more for its map. TRADES trains on two batches and asks once for
-    the clean logits, from the pass that PART-T reads its map off.
+    the clean logits, from the pass that PART-T reads its map off. MART trains on two batches.
     """
-    return 2 * steps + {"at": 3, "part": 4, "trades": 7, "part-t": 7}[method]
+    return 2 * steps + {"at": 3, "part": 4, "trades": 7, "part-t": 7, "mart": 6, "part-m": 7}[method]
 
 
 def forward_flops(model: Classifier) -> int:

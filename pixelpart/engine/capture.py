@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pixelpart import graphs
 from pixelpart.attacks.pgd import move, signed_step, total_loss
 from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.types import Images, Labels
 
-WARM_UPS = 3
+UNFIT = (RuntimeError, torch._dynamo.exc.TorchDynamoException)  # what compiling or capturing may raise
 
 
 class Captured:
@@ -59,10 +61,8 @@ class Captured:
             self._graphs[key] = self._capture(
                 compile_phase(phase, self.ascend) if key[1] == self.full else phase, inputs
             )
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as error:
-            self.plain, self.ascend = True, signed_step
-            self.learner.freeze.interpret()
-            self.say(f"the step cannot be compiled and captured, so it runs plainly: {reason(error)}")
+        except UNFIT as error:
+            self._give_up(error)
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(before[name])
@@ -70,17 +70,33 @@ class Captured:
     def _capture(self, phase: Phase, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, StepInputs]:
         """The graph of one step, and the buffers it reads; what it learns on the way is to be undone."""
         buffers = copy_of(inputs)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                train_step(self.learner, phase, buffers)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        self.learner.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, pool=self._pool):
-            train_step(self.learner, phase, buffers)
+
+        def forget_gradients() -> None:  # those of the graph are to be its own
+            self.learner.optimizer.zero_grad(set_to_none=True)
+
+        graph, _ = graphs.record(
+            lambda: train_step(self.learner, phase, buffers), pool=self._pool, between=forget_gradients
+        )
         return graph, buffers
+
+    def measuring(self, measure: Callable[..., Tensor]) -> Callable[[Images, Labels, Images], Tensor]:
+        """Does what `probe.measure` does, for full batches from a graph of its own."""
+        replayed = graphs.Replayed(functools.partial(measure, ascend=self.ascend))
+
+        def run(x: Images, y: Labels, noise: Images) -> Tensor:
+            if not self.plain and len(x) == self.full:
+                try:
+                    return replayed(x, y, noise)
+                except UNFIT as error:
+                    self._give_up(error)
+            return measure(x, y, noise)
+
+        return run
+
+    def _give_up(self, error: Exception) -> None:
+        self.plain, self.ascend = True, signed_step
+        self.learner.freeze.interpret()
+        self.say(f"the step cannot be compiled and captured, so it runs plainly: {reason(error)}")
 
 
 def reason(error: Exception) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pixelpart import draws
 from pixelpart.attacks import pgd
@@ -21,39 +23,44 @@ class Reading:
     robust_ce: float  # mean cross-entropy there
 
 
+Measure = Callable[[Images, Labels, Images], Float[Tensor, "3"]]
+
+
 @torch.no_grad()
-def read(
-    model: Frozen,
+def measure(
+    view: Callable[[], Frozen],
+    config: Config,
     x: Images,
     y: Labels,
-    config: Config,
+    noise: Images,
     *,
-    stream: str,
-    chunk: int,
     ascend: Callable[..., Images] | None = None,
-) -> Reading:
-    """Natural accuracy, robust accuracy and robust cross-entropy; the attack has eps at every pixel, mask or not."""
-    right, robust, losses = [], [], []
+) -> Float[Tensor, "3"]:
+    """Sums over a batch: right as it is, right under attack, cross-entropy there; eps at every pixel, mask or not."""
+    model = view()
+    x_adv = pgd(
+        model,
+        x,
+        y,
+        config.eps,
+        step_size=config.attack.step_size,
+        steps=config.attack.steps,
+        start=start_point(x, config.eps, noise, kind="uniform"),
+        ascend=ascend,
+    )
+    logits = model(x_adv)
+    values = (model(x).argmax(1) == y, logits.argmax(1) == y, ce(logits, y))
+    return torch.stack([value.double().sum() for value in values])
+
+
+def read(measure: Measure, x: Images, y: Labels, *, seed: int, stream: str, chunk: int) -> Reading:
+    """Natural accuracy, robust accuracy and robust cross-entropy of the images, by sums over chunks of them."""
+    sums = torch.zeros(3, dtype=torch.float64, device=x.device)
     for begin in range(0, len(x), chunk):
         images, labels = x[begin : begin + chunk], y[begin : begin + chunk]
-        generator = draws.generator(config.seed, f"probe/{stream}", step=begin, device=x.device)
-        start = start_point(images, config.eps, draw_noise(images, kind="uniform", generator=generator), kind="uniform")
-        x_adv = pgd(
-            model,
-            images,
-            labels,
-            config.eps,
-            step_size=config.attack.step_size,
-            steps=config.attack.steps,
-            start=start,
-            ascend=ascend if len(images) == chunk else None,
-        )
-        logits = model(x_adv)
-        right.append(model(images).argmax(1) == labels)
-        robust.append(logits.argmax(1) == labels)
-        losses.append(ce(logits, labels))
-    natural, accuracy, loss = (torch.cat(parts).double().mean().item() for parts in (right, robust, losses))
-    return Reading(natural, accuracy, loss)
+        generator = draws.generator(seed, f"probe/{stream}", step=begin, device=x.device)
+        sums += measure(images, labels, draw_noise(images, kind="uniform", generator=generator))
+    return Reading(*(sums / len(x)).tolist())
 
 
 def damage(model: Frozen, x: Images, y: Labels, budget: Budget) -> float:

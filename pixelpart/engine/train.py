@@ -1,5 +1,6 @@
 """The run: epochs of steps, a row of metrics after each, checkpoints from which it goes on as if never stopped."""
 
+import functools
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import StepInputs, class_map, look, train_step
 from pixelpart.errors import Diverged
 from pixelpart.evaluation.precision import full_precision
+from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
 from pixelpart.progress import Meter, Screen
 from pixelpart.run import Run
@@ -82,8 +84,10 @@ class Trainer:
         self.screen, self.world = screen, world
         self.learner = Learner(plan.model, config, device)
         self.step: Callable[..., None] = train_step
+        self.measure: probe.Measure = functools.partial(probe.measure, self._judged, config)
+        self.chunk = self.probed_at_once = 1024 if device.type == "cuda" else 128
         if fast and device.type == "cuda":
-            self.step = Captured(self.learner, full=config.batch_size, say=self.say)
+            self.go_fast()
 
         images, labels = load_checked(config.dataset, "train", data_root)
         kept, held = split_holdout(len(images), config.holdout, config.seed)
@@ -102,6 +106,11 @@ class Trainer:
         self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None
         self.checkpoints = Checkpoints(folder, config, self.learner, self.store, writes=world.leads)
         self.at = Position()
+
+    def go_fast(self) -> None:
+        """Steps and measurements from graphs from now on, where that can be."""
+        captured = Captured(self.learner, full=self.config.batch_size, say=self.say)
+        self.step, self.measure, self.probed_at_once = captured, captured.measuring(self.measure), captured.full
 
     # -- the loop
 
@@ -187,11 +196,8 @@ class Trainer:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
         trained = time.monotonic() - self.began
         sums = self.learner.tally.read()
-        model = self.learner.freeze(self.learner.judged)
-        ascend = self.step.ascend if isinstance(self.step, Captured) else None
-        chunk = self.config.batch_size if ascend else self.chunk
         readings = {
-            name: probe.read(model, x, y, self.config, stream=name, chunk=chunk, ascend=ascend)
+            name: probe.read(self.measure, x, y, seed=self.config.seed, stream=name, chunk=self.probed_at_once)
             for name, (x, y) in self.probes.items()
         }
         reading = readings[self.measured_on]
@@ -235,9 +241,8 @@ class Trainer:
         x = as_float(images.to(self.device))
         return x.contiguous(memory_format=torch.channels_last), labels.to(self.device)
 
-    @property
-    def chunk(self) -> int:
-        return 1024 if self.device.type == "cuda" else 128
+    def _judged(self) -> Frozen:
+        return self.learner.freeze(self.learner.judged)
 
     def _maps_of(self, x: Images, y: Labels) -> Map:
         model = self.learner.freeze()

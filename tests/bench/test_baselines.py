@@ -91,7 +91,8 @@ def test_training_step_has_our_loss_and_moves_the_weights_as_ours_does(method):
     x = train_bench.augmented(inputs)
     loss = train_bench.usual_step(method, config, usual, optimizer, x, inputs)
     sums = learner.tally.read()
-    assert sums["loss"] / sums["images"] == pytest.approx(loss.item(), abs=1e-4)
+    # the constants in the logarithms of MART's own code move its loss by 1e-4
+    assert sums["loss"] / sums["images"] == pytest.approx(loss.item(), abs=2e-4)
     for theirs, ours in zip(usual.parameters(), learner.model.parameters(), strict=True):
         assert torch.allclose(theirs, ours, atol=1e-4)
     assert not torch.equal(usual.linear.weight, build(config).model.linear.weight)

@@ -32,8 +32,8 @@ def refused(capsys, *args):
 
 
 @pytest.mark.parametrize(
-    ("what", "rows"), [("attack", 5), ("cam", 5), ("train", 8)]
-)  # train: four methods, each with its baseline
+    ("what", "rows"), [("attack", 5), ("cam", 5), ("train", 12)]
+)  # train: six methods, each with its baseline
 def test_json_has_rows_machine_torch_and_settings(capsys, what, rows):
     steps = [] if what == "cam" else ["--steps", "1"]
     found = json.loads(run(capsys, what, *TINY, *steps, "--json"))
@@ -52,6 +52,18 @@ def test_json_has_rows_machine_torch_and_settings(capsys, what, rows):
         assert row["ratio"] == pytest.approx(base["milliseconds"] / row["milliseconds"])
         assert row["images_per_second"] == pytest.approx(4000 / row["milliseconds"])
         assert row["peak_mib"] is None
+
+
+def test_scale_varies_batch_size_image_size_and_classes_and_tells_the_share_of_the_masks(capsys):
+    found = json.loads(run(capsys, "scale", *TINY, "--steps", "1", "--json"))
+    points = [(1, 32, 10), (4, 32, 10), (16, 32, 10), (4, 64, 10), (4, 128, 10), (4, 32, 200), (4, 32, 1000)]
+    names = [f"{n} images of {size} x {size}, {classes} classes" for n, size, classes in points]
+    assert [row["what"] for row in found["rows"]] == [f"{m}, {name}" for name in names for m in ("at", "part")]
+    for i, name in enumerate(names):
+        at, part = found["rows"][2 * i : 2 * i + 2]
+        assert at["images_per_second"] == pytest.approx(1000 * points[i][0] / at["milliseconds"])
+        share = found["figures"][f"share of the masks, {name}"]
+        assert share == pytest.approx(1 - at["milliseconds"] / part["milliseconds"])
 
 
 def test_every_method_is_held_against_its_own_baseline(capsys):
@@ -112,7 +124,7 @@ def test_flops_of_resnet18_are_the_known_ones():
     [
         (["nothing"], "'nothing'"),
         ([], "what"),
-        (["train", "--methods", "at,fgsm"], "unknown method 'fgsm'; choose from at, part, part-t, trades"),
+        (["train", "--methods", "at,fgsm"], "unknown method 'fgsm'; choose from at, mart, part, part-m, part-t, trades"),
         (["attack", "--batch-size", "0"], "'0' is not a whole number above 0"),
         (["attack", "--steps", "ten"], "'ten' is not a whole number above 0"),
         (["attack", "--methods", "at"], "bench attack takes no --methods"),

@@ -4,7 +4,6 @@ Here CUDA is played by a stand-in and nothing is compiled; compiled code is in c
 process of its own, since in this one shapes are checked at every call.
 """
 
-import contextlib
 import copy
 import os
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pixelpart import draws, recipes
+from pixelpart import draws, graphs, recipes
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.data import augment
 from pixelpart.engine import capture
@@ -93,47 +92,32 @@ def test_inputs_without_maps_do_not_fit_buffers_with_them():
 # -- capturing, with a stand-in for CUDA: what is captured is not run, a replay runs it on the same buffers
 
 
-class Graph:
-    current = None
-
-    def __init__(self) -> None:
-        self.recorded = []
-
-    def replay(self) -> None:
-        (step,) = self.recorded
-        train_step(*step)
-
-
 @pytest.fixture
 def cuda(monkeypatch):
-    """Notes how often the step really ran before anything was captured."""
+    """Notes what really ran before anything was captured."""
     runs = []
 
-    @contextlib.contextmanager
-    def graph(made, pool):
-        Graph.current = made
-        yield
-        Graph.current = None
+    class Graph:
+        def __init__(self, work, result):
+            self.work, self.result = work, result
 
-    def step(*args):
-        if Graph.current is not None:
-            Graph.current.recorded.append(args)
-        else:
-            runs.append(args)
-            train_step(*args)
+        def replay(self):
+            made = self.work()
+            if made is not None:
+                self.result.copy_(made)
 
-    class Stream:
-        def wait_stream(self, other): ...
+    def record(work, *, pool=None, between=lambda: None):
+        for _ in range(graphs.WARM_UPS):
+            runs.append(work)
+            result = work()
+        between()
+        result = None if result is None else torch.full_like(result, torch.nan)
+        return Graph(work, result), result
 
-    monkeypatch.setattr(capture, "train_step", step)
+    monkeypatch.setattr(graphs, "record", record)
     monkeypatch.setattr(capture, "compiled", lambda function: function)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
     return runs
 
 
@@ -163,7 +147,7 @@ def test_burn_in_mask_and_short_batches_give_the_bits_of_the_plain_step(cuda, ev
         assert_same_state(fast, plain)
         assert all(torch.equal(a, b) for a, b in zip(tensors_in(inputs), tensors_in(untouched), strict=True))
     assert len(step._graphs) == 4
-    assert len(cuda) == 4 * capture.WARM_UPS
+    assert len(cuda) == 4 * graphs.WARM_UPS
     assert fast.tally.read()["images"] == sum(n for _, n in stops)
     assert said == []
     assert not step.plain
@@ -202,13 +186,7 @@ def breaks_at(monkeypatch, where):
     elif where == "compiling":
         monkeypatch.setattr(capture, "compiled", lambda function: broken)
     elif where == "capturing":
-
-        @contextlib.contextmanager
-        def graph(made, pool):
-            broken()
-            yield
-
-        monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(graphs, "record", broken)
 
 
 @pytest.mark.parametrize("where", ["folding", "compiling", "capturing"])
@@ -260,7 +238,7 @@ def test_a_run_ends_the_same_by_either_path(cuda, monkeypatch, small, quiet, tmp
         folder = RunFolder(tmp_path / str(fast))
         trainer = Trainer(build(config), folder, torch.device("cpu"), quiet, World(), data_root=None)
         if fast:
-            trainer.step = Captured(trainer.learner, full=config.batch_size, say=trainer.say)
+            trainer.go_fast()
         with folder.locked():
             trainer.run(60.0)
         trainers.append(trainer)

@@ -1,5 +1,7 @@
 """What is measured after an epoch: by hand on a linear model, and against a plain loop on a real one."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,11 @@ W = torch.tensor([[[1.0, -2.0], [0.5, 0.0]], [[3.0, 0.0], [0.0, -1.0]], [[0.25, 
 @pytest.fixture
 def linear():
     return freeze(Linear(W))
+
+
+def read(model, x, y, config, *, stream, chunk):
+    measure = functools.partial(probe.measure, lambda: model, config)
+    return probe.read(measure, x, y, seed=config.seed, stream=stream, chunk=chunk)
 
 
 def test_damage_is_the_budget_weighted_sum_of_gradients(linear):
@@ -71,7 +78,7 @@ def test_reading_equals_a_plain_loop_without_folding():
         model.linear.bias -= model(x).mean(0)  # else an untrained model says the same of every image
     y = model(x).argmax(1)
     y[::3] = (y[::3] + 1) % 10
-    reading = probe.read(freeze(model), x, y, config, stream="held-out", chunk=4)
+    reading = read(freeze(model), x, y, config, stream="held-out", chunk=4)
 
     rows = []
     for begin in range(0, 11, 4):
@@ -98,9 +105,9 @@ def test_reading_equals_a_plain_loop_without_folding():
 def test_a_reading_repeats_to_the_bit_and_another_stream_starts_elsewhere(linear):
     config = Config(attack={"steps": 1, "step_size": "1/255"})
     x, y = torch.rand(6, 3, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
-    first = probe.read(linear, x, y, config, stream="train", chunk=3)
-    assert first == probe.read(linear, x, y, config, stream="train", chunk=3)
-    assert first.robust_ce != probe.read(linear, x, y, config, stream="test", chunk=3).robust_ce
+    first = read(linear, x, y, config, stream="train", chunk=3)
+    assert first == read(linear, x, y, config, stream="train", chunk=3)
+    assert first.robust_ce != read(linear, x, y, config, stream="test", chunk=3).robust_ce
 
 
 def test_the_attack_of_a_reading_has_eps_at_every_pixel_though_the_run_has_a_mask(linear):
@@ -108,7 +115,7 @@ def test_the_attack_of_a_reading_has_eps_at_every_pixel_though_the_run_has_a_mas
     config = Config(eps="8/255", eps_low=0, mask={"rule": "mean"}, attack={"steps": 40, "step_size": "1/255"})
     x = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
     score = 0.5 * W.sum().item() - 8 / 255 * W.abs().sum().item()
-    reading = probe.read(linear, x, torch.tensor([0]), config, stream="train", chunk=1)
+    reading = read(linear, x, torch.tensor([0]), config, stream="train", chunk=1)
     expected = F.softplus(torch.tensor(-score, dtype=torch.float64)).item()
     # where w is 0 the pixel stays where it started, which changes nothing
     assert reading.robust_ce == pytest.approx(expected, rel=1e-9)
