@@ -117,6 +117,32 @@ class Folding:
         self._fill = self._fill_both
 
 
+def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False) -> Frozen | None:
+    """A view of any module on images, folded, for a search through it; None if its structure cannot be read.
+
+    With a narrower dtype all but the first convolution and the last linear layer is computed in it.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    split = hasattr(model, "features") and hasattr(model, "head") and hasattr(model, "pooled_linear")
+    folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
+    return folding() if folding.folded else None
+
+
+class _Unsplit(nn.Module):
+    """A module without features and head, as if it were all features."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+    def head(self, logits: Tensor) -> Tensor:
+        return logits
+
+
 def freeze(model: nn.Module) -> Frozen:
     """A `Frozen` view of a classifier at its present weights."""
     return Folding(model)()
@@ -247,12 +273,24 @@ class _Traced:
                 self.affines.append((node.target, norm.eps))
 
     def _narrow(self, dtype: torch.dtype) -> None:
-        """All behind the first convolution in the narrower type."""
-        first, *others = [(node, module) for node, module in self._calls() if isinstance(module, nn.Conv2d | nn.Linear)]
-        with self.structure.graph.inserting_after(first[0]):
-            cast = self.structure.graph.call_method("to", (first[0], dtype))
-        first[0].replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+        """All behind the first convolution in the narrower type, but for a linear layer that gives the logits."""
+        graph = self.structure.graph
+        layers = [(node, module) for node, module in self._calls() if isinstance(module, nn.Conv2d | nn.Linear)]
+        if not layers:
+            raise Unreadable("it has no convolution or linear layer")
+        (first, _), *others = layers
+        with graph.inserting_after(first):
+            cast = graph.call_method("to", (first, dtype))
+        first.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+        if others and isinstance(others[-1][1], nn.Linear) and {user.op for user in others[-1][0].users} == {"output"}:
+            last, _ = others.pop()
+            with graph.inserting_before(last):
+                wide = graph.call_method("to", (last.args[0], torch.float32))
+            last.replace_input_with(last.args[0], wide)
+        narrow = _behind(cast)
         for node, module in others:
+            if not narrow.issuperset(node.all_input_nodes):
+                raise Unreadable("more than one layer reads the pixels")
             self.narrowed |= {f"{node.target}.{name}": dtype for name, _ in module.named_parameters()}
 
     def _widen(self) -> None:
@@ -274,6 +312,15 @@ class _Traced:
             made[f"{norm}.scale"], made[f"{norm}.shift"] = _scale_and_shift(live, norm, eps)
         full = {name: made[name] if name in made else live[name] for name in self.names}
         return {name: tensor.to(self.narrowed.get(name, tensor.dtype)) for name, tensor in full.items()}
+
+
+def _behind(node: Any) -> set[Any]:
+    """The node and all that are computed from it."""
+    found = {node}
+    for later in node.graph.nodes:
+        if found.intersection(later.all_input_nodes):
+            found.add(later)
+    return found
 
 
 class _Affine(nn.Module):

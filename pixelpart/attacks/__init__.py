@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pixelpart.attacks.apgd import apgd
+from pixelpart.attacks.autoattack import SEARCHES, VERSIONS, autoattack
 from pixelpart.attacks.ball import draw_noise, project, start_point
+from pixelpart.attacks.fab import fab
+from pixelpart.attacks.mm3 import mm3
 from pixelpart.attacks.mma import mma
 from pixelpart.attacks.pgd import pgd
+from pixelpart.attacks.square import square
 
 
 @dataclass(frozen=True)
@@ -21,4 +26,19 @@ class Attack:
 
 ATTACKS = {"pgd": Attack(pgd, takes_loss=True), "mma": Attack(mma, starts=3)}
 
-__all__ = ["ATTACKS", "Attack", "draw_noise", "mma", "pgd", "project", "start_point"]
+__all__ = [
+    "ATTACKS",
+    "SEARCHES",
+    "VERSIONS",
+    "Attack",
+    "apgd",
+    "autoattack",
+    "draw_noise",
+    "fab",
+    "mm3",
+    "mma",
+    "pgd",
+    "project",
+    "square",
+    "start_point",
+]

@@ -5,12 +5,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelpart.errors import UserError, unknown
-from pixelpart.types import Budget, Images
+from pixelpart.types import Budget, Flags, Images
 
 Noise = Float[Tensor, "*several b c h w"]
 
 STARTS = ("uniform", "normal", "none")
 NORMAL_SCALE = 0.001
+TOLERANCE = 1e-6  # how far outside the ball rounding may put an image that still counts as inside
 
 
 def check(x: Tensor, budget: Budget, *, step_size: float, steps: int) -> None:
@@ -34,6 +35,11 @@ def check(x: Tensor, budget: Budget, *, step_size: float, steps: int) -> None:
 def project(x_adv: Images, x: Images, budget: Budget) -> Images:
     """The nearest image with |x_adv - x| <= budget at every pixel and all values in [0, 1], where x lies too."""
     return x_adv.maximum(x - budget).minimum(x + budget).clamp(0, 1)
+
+
+def inside(x_adv: Images, x: Images, budget: Budget) -> Flags:
+    """Where |x_adv - x| <= budget at every pixel, but for rounding, and x_adv is in [0, 1]."""
+    return (((x_adv - x).abs() <= budget + TOLERANCE) & (x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)
 
 
 def seeded(x: Images) -> torch.Generator:

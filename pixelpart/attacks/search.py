@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pixelpart.attacks.ball import check, seeded
 from pixelpart.draws import Keys
+from pixelpart.errors import UserError
 from pixelpart.frozen import Frozen, frozen
 from pixelpart.losses import margin, without
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
@@ -27,7 +28,7 @@ class Search:
     """How one is run: `begin(x, y, budget, keys, target)`, then `advance(net, state)` as often as `steps` says.
 
     A sample that is not broken is tried again with other keys, `restarts` times for each of the `targets` most likely
-    wrong classes; with 0 targets it aims at none, and `target` is the label.
+    wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
     """
 
     begin: Callable[[Images, Labels, Tensor, Keys, Labels], State]
@@ -35,6 +36,10 @@ class Search:
     steps: int
     targets: int = 0
     restarts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.targets < 0 or self.restarts < 1:
+            raise UserError(f"targets {self.targets} must not be negative, restarts {self.restarts} not below 1")
 
     def tries(self, classes: int) -> int:
         """How often a sample is tried at most."""
@@ -65,7 +70,7 @@ def keep(state: State, x_new: Images, logits: Logits, inside: Flags | None = Non
 
     `inside` tells which of the images may be taken at all.
     """
-    reached = margin(logits.float(), state["y"])
+    reached = margin(logits.to(state["margin"].dtype), state["y"])
     better = reached > state["margin"]
     if inside is not None:
         better = better & inside
@@ -79,8 +84,13 @@ def keep(state: State, x_new: Images, logits: Logits, inside: Flags | None = Non
 def spread(budget: Budget, x: Images) -> Tensor:
     """The budget as a tensor with a row for each sample."""
     if isinstance(budget, Tensor):
-        return budget.expand(len(x), *budget.shape[1:])
+        return budget.to(x.dtype).expand(len(x), *budget.shape[1:])
     return x.new_full((len(x), 1, 1, 1), budget)
+
+
+def numbered(keys: Keys, number: int | Int[Tensor, " b"], restarts: int) -> Keys:
+    """The keys for a try of this number, moved so that key % restarts is the number of its restart, from 0."""
+    return keys - keys % restarts + number % restarts
 
 
 def targets_of(logits: Logits, y: Labels, ranks: int | Int[Tensor, " b"]) -> Labels:
@@ -95,7 +105,7 @@ def run(
 ) -> Images:
     """The image with the largest margin that the search finds for each sample, over all its tries."""
     if not isinstance(model, Frozen):
-        check(x, budget, step_size=0, steps=search.steps)
+        check(x, budget, step_size=0.0, steps=search.steps)
     generator = generator or seeded(x)
     with frozen(model) as net:
         clean = net(x)
@@ -103,6 +113,7 @@ def run(
         for number in range(search.tries(clean.shape[1])):
             target = targets_of(clean, y, number // search.restarts) if search.targets else y
             keys = torch.randint(2**62, (len(x),), generator=generator, device=generator.device).to(x.device)
+            keys = numbered(keys, number, search.restarts)
             state = search.begin(x, y, spread(budget, x), keys, target)
             for _ in range(search.steps):
                 state = search.advance(net, state)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pixelpart.engine.capture import fast_arithmetic
-from pixelpart.evaluation.precision import full_precision
+from pixelpart.precision import full_precision
 
 Run = Callable[[], object]
 Say = Callable[[str], None]

@@ -27,7 +27,7 @@ from pixelpart.engine.learner import Learner
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import StepInputs, class_map, look, train_step
 from pixelpart.errors import Diverged
-from pixelpart.evaluation.precision import full_precision
+from pixelpart.precision import full_precision
 from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
 from pixelpart.progress import Meter, Screen

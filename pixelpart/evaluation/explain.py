@@ -14,7 +14,7 @@ from pixelpart.attacks import pgd
 from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.accuracy import Pictures, logits_of, start_images
-from pixelpart.evaluation.precision import full_precision
+from pixelpart.precision import full_precision
 from pixelpart.evaluation.subject import resolve
 from pixelpart.frozen import frozen
 from pixelpart.models import Classifier

@@ -36,16 +36,26 @@ def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 
 @torch.library.custom_op("pixelpart::stem_backward", mutates_args=())
-def stem_backward(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient with respect to the pixels, in fp32."""
+def stem_backward(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor:
+    """The gradient with respect to the pixels, in fp32; `output` is what came out of the ReLU, if there was one."""
     if not (grad.is_cuda and triton is not None):
+        grad = grad if output is None else torch.where(output > 0, grad, 0)
         return _nhwc(F.conv_transpose2d(grad.to(weight.dtype), weight, padding=1))
     grad, weight = _nhwc(grad), _nhwc(weight)
     n, _, h, w = grad.shape
-    back = _like(grad, 3, torch.float32)
-    _backward[(triton.cdiv(n * h * w, BLOCK),)](
-        grad, weight, back, n * h * w, h, w, channels=len(weight), block=BLOCK, num_warps=4
+    pixels, parts, back = n * h * w, grad.new_empty((n * h * w, 32), dtype=torch.float32), _like(grad, 3, torch.float32)
+    _parts[(triton.cdiv(pixels, BLOCK),)](
+        grad,
+        grad if output is None else _nhwc(output),
+        weight,
+        parts,
+        pixels,
+        channels=len(weight),
+        relu=output is not None,
+        block=BLOCK,
+        num_warps=4,
     )
+    _gather[(triton.cdiv(pixels, 2 * BLOCK),)](parts, back, pixels, h, w, block=2 * BLOCK, num_warps=4)
     return back
 
 
@@ -55,7 +65,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 
 @stem_backward.register_fake
-def _(grad: Tensor, weight: Tensor) -> Tensor:
+def _(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor:
     return _like(grad, 3, torch.float32)
 
 
@@ -67,7 +77,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _stem_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     weight, *output = ctx.saved_tensors
-    return stem_backward(torch.where(output[0] > 0, grad, 0) if output else grad, weight), None, None, None
+    return stem_backward(grad, weight, output[0] if output else None), None, None, None
 
 
 stem.register_autograd(_stem_backward, setup_context=_remember)
@@ -122,21 +132,36 @@ if triton is not None:
         tl.store(out + p[:, None] * channels + o[None, :], total.to(tl.bfloat16), mask=(p < pixels)[:, None])
 
     @triton.jit
-    def _backward(  # type: ignore[no-untyped-def]
-        grad, weight, back, pixels, h, w, channels: tl.constexpr, block: tl.constexpr
+    def _parts(  # type: ignore[no-untyped-def]
+        grad, output, weight, parts, pixels, channels: tl.constexpr, relu: tl.constexpr, block: tl.constexpr
     ):
+        """What each pixel's gradient adds to its 27 neighbours and channels: one product, each number read once."""
+        p = tl.program_id(0) * block + tl.arange(0, block)
+        o, k = tl.arange(0, channels), tl.arange(0, 32)
+        at = p[:, None] * channels + o[None, :]
+        here = (p < pixels)[:, None]
+        arriving = tl.load(grad + at, mask=here, other=0.0)
+        if relu:
+            arriving = tl.where(tl.load(output + at, mask=here, other=0.0) > 0.0, arriving, 0.0)
+        taps = tl.load(weight + o[:, None] * 27 + k[None, :], mask=(k < 27)[None, :], other=0.0)
+        high = taps.to(tl.bfloat16)
+        total = tl.dot(arriving, high)
+        total = tl.dot(arriving, (taps - high.to(tl.float32)).to(tl.bfloat16), total)
+        tl.store(parts + p[:, None] * 32 + k[None, :], total, mask=here)
+
+    @triton.jit
+    def _gather(parts, back, pixels, h, w, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The sum of what a pixel's neighbours send it."""
         p = tl.program_id(0) * block + tl.arange(0, block)
         column, row = p % w, (p // w) % h
-        o, c = tl.arange(0, channels), tl.arange(0, 16)  # 3 input channels, as many as a product takes at least
-        total = tl.zeros((block, 16), dtype=tl.float32)
+        c = tl.arange(0, 4)
+        total = tl.zeros((block, 4), dtype=tl.float32)
         for tap in tl.static_range(9):
             down, right = tap // 3 - 1, tap % 3 - 1
             y, z = row - down, column - right
             inside = (y >= 0) & (y < h) & (z >= 0) & (z < w) & (p < pixels)
             q = p - down * w - right
-            arriving = tl.load(grad + q[:, None] * channels + o[None, :], mask=inside[:, None], other=0.0)
-            taps = tl.load(weight + o[:, None] * 27 + tap * 3 + c[None, :], mask=(c < 3)[None, :], other=0.0)
-            high = taps.to(tl.bfloat16)
-            total = tl.dot(arriving, high, total)
-            total = tl.dot(arriving, (taps - high.to(tl.float32)).to(tl.bfloat16), total)
+            total += tl.load(
+                parts + q[:, None] * 32 + tap * 3 + c[None, :], mask=inside[:, None] & (c < 3)[None, :], other=0.0
+            )
         tl.store(back + p[:, None] * 3 + c[None, :], total, mask=(p < pixels)[:, None] & (c < 3)[None, :])

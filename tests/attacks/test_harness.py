@@ -1,4 +1,8 @@
-"""What every attack in the table keeps to; a new attack is tested by its line in the table."""
+"""What every attack keeps to; a new one is tested by its line in the table of the room, or of the searches below."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,12 +12,54 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from pixelpart.attacks import ATTACKS
+from pixelpart.attacks.apgd import apgd, apgd_search
+from pixelpart.attacks.fab import fab, fab_search
+from pixelpart.attacks.mm3 import mm3, mm3_search
+from pixelpart.attacks.search import spread, targets_of
+from pixelpart.attacks.square import square, square_search
+from pixelpart.losses import margin
 
 STEPS = {"step_size": 2 / 255, "steps": 5}
-pytestmark = pytest.mark.parametrize("attack", [pytest.param(entry.run, id=name) for name, entry in ATTACKS.items()])
-quick = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+KEYS = torch.tensor([31, 41, 59, 26])
+quick = settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@dataclass(frozen=True)
+class Searching:
+    """A search called as the attacks with a step size are, which it has no use for."""
+
+    function: Callable
+    make: Callable
+    steps: Callable = lambda steps: {"steps": steps}
+    fixed: tuple = ()
+
+    def __call__(self, model, x, y, budget, *, steps, step_size=None, **given):
+        return self.function(model, x, y, budget, **self.steps(steps), **dict(self.fixed), **given)
+
+    def search(self, steps):
+        return self.make(**self.steps(steps), **dict(self.fixed))
+
+
+SEARCHES = {
+    "apgd": Searching(apgd, apgd_search),
+    "apgd-targeted": Searching(apgd, apgd_search, fixed=(("targets", 3),)),
+    "mm3": Searching(mm3, mm3_search),
+    "fab": Searching(fab, fab_search, fixed=(("targets", 3), ("restarts", 2))),
+    "square": Searching(square, square_search, steps=lambda steps: {"queries": 5 * steps}),
+}
+STEPPING = {name: entry.run for name, entry in ATTACKS.items()}
+EVERY = STEPPING | SEARCHES
+BY_MARGIN = "it keeps the largest margin, where the cross-entropy may be smaller; see the claim on margins"
+
+
+def each(table, **reasons):
+    """The claim is made of each attack in the table but those named, each with the reason why not."""
+    assert reasons.keys() <= table.keys()
+    claimed = [pytest.param(attack, id=name) for name, attack in table.items() if name not in reasons]
+    return pytest.mark.parametrize("attack", claimed)
+
+
+@each(EVERY)
 @quick
 @given(
     seed=st.integers(0, 1000), channels=st.sampled_from([0, 1, 3]), steps=st.integers(0, 6), size=st.floats(0.001, 1)
@@ -30,12 +76,14 @@ def test_stays_inside_the_budget_and_the_image_range(attack, seed, channels, ste
     assert x_adv.max() <= 1
 
 
+@each(EVERY)
 @pytest.mark.parametrize("budget", [0.0, torch.zeros(4, 1, 4, 4), torch.zeros(4, 3, 4, 4)], ids=["float", "1", "3"])
 def test_zero_budget_returns_x(attack, budget, make_net, make_batch):
     x, y, _ = make_batch()
     assert torch.equal(attack(make_net(), x, y, budget, **STEPS), x)
 
 
+@each(EVERY)
 def test_a_pixel_without_budget_stays(attack, make_net, make_batch):
     x, y, budget = make_batch()
     budget[:, :, 1] = 0
@@ -44,6 +92,7 @@ def test_a_pixel_without_budget_stays(attack, make_net, make_batch):
     assert not torch.equal(x_adv, x)
 
 
+@each(EVERY, fab=BY_MARGIN)
 @pytest.mark.parametrize("seed", range(5))
 def test_loss_does_not_fall(attack, seed, make_net, make_batch):
     net, (x, y, budget) = make_net().eval(), make_batch(16, seed=seed)
@@ -52,6 +101,16 @@ def test_loss_does_not_fall(attack, seed, make_net, make_batch):
     assert after > before
 
 
+@each(SEARCHES)
+@pytest.mark.parametrize("classes", [2, 5, 200])
+def test_the_margin_of_a_search_does_not_fall(attack, classes, make_net, make_batch):
+    net, (x, y, budget) = make_net(classes).eval().requires_grad_(False), make_batch(16, classes=classes)
+    before, after = (margin(net(z), y) for z in (x, attack(net, x, y, budget, **STEPS)))
+    assert after.mean() > before.mean()
+    assert (after >= before).float().mean() > 0.9  # a search may set out from elsewhere than x
+
+
+@each(EVERY, fab="it looks for the smallest change that errs", square="it gets there by chance, square by square")
 @quick
 @given(seed=st.integers(0, 1000))
 def test_finds_the_worst_corner_of_a_linear_model(attack, seed, make_batch):
@@ -63,6 +122,7 @@ def test_finds_the_worst_corner_of_a_linear_model(attack, seed, make_batch):
     torch.testing.assert_close(x_adv, (x + budget * towards).clamp(0, 1), atol=1e-6, rtol=0)
 
 
+@each(EVERY)
 def test_same_seed_same_bits_and_none_is_seed_zero(attack, make_net, make_batch):
     net, (x, y, budget) = make_net(), make_batch()
 
@@ -74,6 +134,7 @@ def test_same_seed_same_bits_and_none_is_seed_zero(attack, make_net, make_batch)
     assert not torch.equal(run(0), run(1))
 
 
+@each(STEPPING)
 def test_takes_as_many_start_images_as_its_entry_says_and_each_counts(attack, make_net, make_batch):
     net, (x, y, _) = make_net(), make_batch(16)
     (starts,) = (entry.starts for entry in ATTACKS.values() if entry.run is attack)
@@ -90,12 +151,14 @@ def test_takes_as_many_start_images_as_its_entry_says_and_each_counts(attack, ma
         assert not torch.equal(run(other), run(noise))
 
 
+@each(STEPPING)
 def test_a_sample_does_not_depend_on_its_batch(attack, make_net, make_batch):
     net, (x, y, budget) = make_net(dtype=torch.float64), make_batch(dtype=torch.float64)
     alone = [attack(net, *(t[i : i + 1] for t in (x, y, budget)), start="none", **STEPS) for i in range(4)]
     torch.testing.assert_close(attack(net, x, y, budget, start="none", **STEPS), torch.cat(alone))
 
 
+@each(EVERY)
 def test_attacks_the_model_in_eval_mode(attack, make_net, make_batch):
     x, y, budget = make_batch()
     training, evaluating = (attack(make_net().train(mode), x, y, budget, **STEPS) for mode in (True, False))
@@ -116,6 +179,7 @@ class Fault(nn.Module):
         return x
 
 
+@each(EVERY)
 @pytest.mark.parametrize("fails", [False, True], ids=["finishes", "raises"])
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
 def test_leaves_no_trace(attack, fails, grad, make_net, make_batch):
@@ -150,6 +214,7 @@ def test_leaves_no_trace(attack, fails, grad, make_net, make_batch):
     assert all(torch.equal(t, copy) and t.grad is None for t, copy in zip(inputs, copies, strict=True))
 
 
+@each(EVERY)
 def test_result_has_no_history_and_needs_no_grad_mode(attack, make_net, make_batch):
     net, (x, y, budget) = make_net(), make_batch()
     x_adv = attack(net, x.requires_grad_(), y, budget.requires_grad_(), **STEPS)
@@ -159,12 +224,14 @@ def test_result_has_no_history_and_needs_no_grad_mode(attack, make_net, make_bat
         assert torch.equal(attack(net, x, y, budget, **STEPS), x_adv)
 
 
+@each(EVERY)
 def test_a_plain_function_is_attacked_like_a_module(attack, make_net, make_batch):
     net, (x, y, budget) = make_net().eval(), make_batch()
     assert torch.equal(attack(lambda z: net(z), x, y, budget, **STEPS), attack(net, x, y, budget, **STEPS))
     assert all(p.grad is None for p in net.parameters())
 
 
+@each(EVERY, fab=BY_MARGIN)
 @pytest.mark.parametrize("classes", [2, 200])
 def test_few_and_many_classes(attack, classes, make_net, make_batch):
     net, (x, y, budget) = make_net(classes).eval(), make_batch(classes=classes)
@@ -172,6 +239,7 @@ def test_few_and_many_classes(attack, classes, make_net, make_batch):
     assert after > before
 
 
+@each(EVERY)
 def test_asks_no_tensor_for_its_value(attack, make_net):
     """Fake tensors have shapes and no values: what runs on them can be captured into a CUDA graph."""
     with FakeTensorMode():
@@ -180,3 +248,99 @@ def test_asks_no_tensor_for_its_value(attack, make_net):
         assert attack(net, x, y, budget, **STEPS).shape == x.shape
         with pytest.raises(DataDependentOutputException):
             attack(lambda z: net(z) * z.max().item(), x, y, budget, **STEPS)
+
+
+# searches, step by step
+
+
+def trail(search, net, x, y, budget, keys=KEYS, steps=None):
+    """The states of a search after each step, the first as it is begun."""
+    target = targets_of(net(x).detach(), y, 0) if search.targets else y
+    states = [search.begin(x, y, spread(budget, x), keys, target)]
+    for _ in range(search.steps if steps is None else steps):
+        states.append(search.advance(net, states[-1]))
+    return states
+
+
+def one_by_one(net):
+    """The net on each image alone: its logits do not change with the batch, not even in the last bit."""
+    return lambda x: torch.cat([net.eval()(row[None]) for row in x])
+
+
+@each(SEARCHES)
+@pytest.mark.parametrize(
+    ("images", "logits", "channels"),
+    [(torch.float32, torch.float32, 0), (torch.float32, torch.bfloat16, 1), (torch.float64, torch.float64, 3)],
+)
+def test_a_step_makes_a_new_state_like_the_one_before(attack, images, logits, channels, make_net, make_batch):
+    model, (x, y, _) = make_net(dtype=images).eval(), make_batch(dtype=images)
+    budget = torch.full((4, channels, 4, 4), 0.1, dtype=images) if channels else 0.1
+
+    def net(z):
+        return model(z).to(logits)
+
+    (begun,) = trail(attack.search(2), net, x, y, budget, steps=0)
+    state, kept = begun, {name: tensor.clone() for name, tensor in begun.items()}
+    for number in range(1, 5):
+        last, state = state, attack.search(2).advance(net, state)
+        for name, tensor in state.items():  # one may be written over its old self before the next is read
+            others = {other.data_ptr() for key, other in last.items() if key != name}
+            assert tensor is last[name] or tensor.data_ptr() not in others
+        assert {k: (t.shape, t.dtype) for k, t in state.items()} == {k: (t.shape, t.dtype) for k, t in begun.items()}
+        assert state["step"].tolist() == [number] * 4
+        assert not any(tensor.requires_grad for tensor in (*last.values(), *state.values()))
+    assert all(len(tensor) == 4 for tensor in begun.values())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in begun.items())
+
+
+@each(SEARCHES)
+def test_a_row_depends_neither_on_its_batch_nor_on_the_steps_of_the_others(attack, make_net, make_batch):
+    net, (x, y, budget) = one_by_one(make_net()), make_batch()
+    search = attack.search(12)
+    alone = [trail(search, net, *(t[i : i + 1] for t in (x, y, budget, KEYS))) for i in range(4)]
+    ahead = [0, 1, 3, 8]
+    mixed = {name: torch.cat([alone[i][n][name] for i, n in enumerate(ahead)]) for name in alone[0][0]}
+    for _ in range(4):
+        mixed = search.advance(net, mixed)
+    for i, n in enumerate(ahead):
+        assert [name for name in mixed if not torch.equal(mixed[name][i], alone[i][n + 4][name][0])] == []
+
+
+@each(SEARCHES)
+def test_the_margin_told_is_that_of_the_image_told_and_never_falls(attack, make_net, make_batch):
+    net, (x, y, budget) = make_net().eval().requires_grad_(False), make_batch(16)
+    states = trail(attack.search(6), net, x, y, 0.5 * budget, torch.arange(16))
+    for last, state in pairwise(states):
+        torch.testing.assert_close(state["margin"], margin(net(state["x_adv"]), y), atol=1e-4, rtol=0)
+        assert (state["margin"] >= last["margin"]).all()
+        assert torch.equal(state["hit"], state["margin"] >= 0)
+    assert 0 < state["hit"].sum() < 16
+
+
+@each(SEARCHES)
+def test_steps_beyond_the_last_do_no_harm(attack, make_net, make_batch):
+    net, (x, y, budget) = make_net().eval(), make_batch()
+    budget[:, :, 1] = 0
+    *_, state = trail(attack.search(3), net, x, y, budget, steps=20)
+    assert all(tensor.isfinite().all() for tensor in state.values() if tensor.is_floating_point() and tensor.ndim == 4)
+    assert ((state["x_adv"] - x).abs() - budget).max() <= 1e-6
+    assert torch.equal(state["x_adv"][:, :, 1], x[:, :, 1])
+
+
+@each(SEARCHES)
+def test_what_a_search_draws_comes_from_the_keys_alone(attack, make_net, make_batch):
+    net, (x, y, budget) = make_net().eval(), make_batch()
+
+    def passed(keys, seed):
+        """Every tensor of every state on the way: many a start leads to the same end."""
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        states = trail(attack.search(3), net, x, y, budget, keys)
+        assert torch.equal(torch.get_rng_state(), before)
+        return [tensor for state in states for name, tensor in state.items() if name != "key"]
+
+    one, same, other = passed(KEYS, 0), passed(KEYS, 1), passed(KEYS + 2, 0)  # + 2: the same restart
+    assert all(map(torch.equal, one, same))
+    moved = [any(not torch.equal(a[i], b[i]) for a, b in zip(one, other, strict=True)) for i in range(4)]
+    draws_nothing = KEYS % 2 == 0 if attack is SEARCHES["fab"] else KEYS < 0  # its first restart begins at x
+    assert moved == (~draws_nothing).tolist()

@@ -106,7 +106,8 @@ def test_torch_finds_it_well_made(layout, device):
     x, weight, bias, grad = case(SHAPES[2], 16, device, layout)
     torch.library.opcheck(stem, (x, weight, bias, True))
     torch.library.opcheck(stem, (x, weight, bias, False))
-    torch.library.opcheck(stem_backward, (grad, weight))
+    torch.library.opcheck(stem_backward, (grad, weight, None))
+    torch.library.opcheck(stem_backward, (grad, weight, stem(x, weight, bias, True).detach()))
 
 
 @pytest.mark.parametrize("channels", [16, 64, 128, 256])

@@ -3,7 +3,7 @@ import contextlib
 import pytest
 import torch
 
-from pixelpart.evaluation.precision import full_precision
+from pixelpart.precision import full_precision
 
 
 def switches():

@@ -1,0 +1,134 @@
+"""AutoAttack (Croce and Hein 2020): several attacks one after the other, each at what those before it left standing."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pixelpart.attacks.apgd import apgd_search
+from pixelpart.attacks.ball import check, inside, seeded
+from pixelpart.attacks.fab import fab_search
+from pixelpart.attacks.mm3 import mm3_search
+from pixelpart.attacks.search import Search, State, numbered, spread, targets_of
+from pixelpart.attacks.square import square_search
+from pixelpart.attacks.sweep import Settle, Sweep, Try
+from pixelpart.draws import keys as keys_of
+from pixelpart.errors import choose
+from pixelpart.frozen import frozen, searched
+from pixelpart.precision import full_precision
+from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
+
+SEARCHES: dict[str, Search] = {
+    "apgd-ce": apgd_search(),
+    "apgd-dlr": apgd_search(loss="dlr"),
+    "apgd-t": apgd_search(targets=9),
+    "fab": fab_search(targets=0),
+    "fab-t": fab_search(),
+    "mm3": mm3_search(),
+    "square": square_search(),
+}
+
+VERSIONS: dict[str, dict[str, Search]] = {
+    "standard": {name: SEARCHES[name] for name in ("apgd-ce", "apgd-t", "fab-t", "square")},
+    "plus": {
+        "apgd-ce": apgd_search(restarts=5),
+        "apgd-dlr": apgd_search(loss="dlr", restarts=5),
+        "fab": fab_search(targets=0, restarts=5),
+        "square": SEARCHES["square"],
+        "apgd-t": SEARCHES["apgd-t"],
+        "fab-t": SEARCHES["fab-t"],
+    },
+}
+
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+Take = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers to images, labels and budgets
+
+
+def autoattack(
+    model: Model,
+    x: Images,
+    y: Labels,
+    budget: Budget,
+    *,
+    version: str = "standard",
+    search: str = "fp32",
+    slots: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Flags:
+    """Which images the model still classifies right after all attacks of the version, standard or plus.
+
+    The search may run in bf16; IEEE fp32 decides. Images are attacked `slots` at a time.
+    """
+    parts = choose(VERSIONS, version, "version")
+    dtype = choose(PRECISIONS, search, "search")
+    check(x, budget, step_size=0.0, steps=0)
+    generator = generator or seeded(x)
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    room = spread(budget, x)
+    with torch.no_grad(), full_precision(x.device), frozen(model) as judge:
+        net = view_for_search(judge, dtype, x.device)
+        clean = judge(x)
+        robust = clean.argmax(1) == y
+        for name, part in parts.items():
+            broken = hunt(
+                name,
+                part,
+                net,
+                judge,
+                lambda samples: (x[samples], y[samples], room[samples]),
+                clean,
+                all_tries(part, robust.nonzero()[:, 0].tolist(), clean.shape[1]),
+                seed=seed,
+                slots=slots or default_slots(x.device),
+            )
+            robust[list(broken)] = False
+    return robust
+
+
+def hunt(
+    name: str,
+    search: Search,
+    net: Model,
+    judge: Model,
+    take: Take,
+    clean: Logits,
+    tries: Sequence[Try],
+    *,
+    seed: int,
+    slots: int,
+    settle: Settle = lambda one, broken: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> set[int]:
+    """The samples that one search breaks; it goes through `net`, and `judge` decides.
+
+    `clean` holds the logits of all samples as they are, by number. What a try draws depends on the seed, the name, its
+    sample and its number alone.
+    """
+
+    def begin(rows: list[Try]) -> State:
+        samples, numbers = torch.tensor(rows, device=clean.device).unbind(1)
+        x, y, budget = take(samples)
+        target = targets_of(clean[samples], y, numbers // search.restarts) if search.targets else y
+        keys = numbered(keys_of(seed, f"attack/{name}", samples, numbers), numbers, search.restarts)
+        return search.begin(x, y, budget, keys, target)
+
+    def confirm(rows: list[Try], x_adv: Images) -> Flags:
+        x, y, budget = take(torch.tensor([sample for sample, _ in rows], device=clean.device))
+        return (judge(x_adv).argmax(1) != y) & inside(x_adv, x, budget)
+
+    return Sweep(search, net, begin, confirm, slots, say)(tries, settle)
+
+
+def view_for_search(model: Model, dtype: torch.dtype | None, device: torch.device) -> Model:
+    """The model as a search goes through it: folded if its structure can be read, else as it is, in fp32."""
+    fuse = dtype is not None and device.type == "cuda"
+    return searched(model, dtype=dtype, fuse=fuse) or model
+
+
+def default_slots(device: torch.device) -> int:
+    return 1024 if device.type == "cuda" else 128
+
+
+def all_tries(search: Search, samples: Sequence[int], classes: int) -> list[Try]:
+    """Every sample with its first try, then every sample with its second, and so on."""
+    return [(sample, number) for number in range(search.tries(classes)) for sample in samples]

@@ -1,0 +1,100 @@
+"""Square attack (Andriushchenko et al. 2020), which sees logits alone, inside a budget that may differ by pixel."""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pixelpart.attacks.ball import project
+from pixelpart.attacks.search import Search, State, keep, opening, run
+from pixelpart.draws import Keys, hashed
+from pixelpart.errors import UserError
+from pixelpart.types import Budget, Images, Labels, Model
+
+FIRST_SHARE = 0.8
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the last squares before the share is halved
+
+Schedule = list[tuple[int, float]]
+
+
+def square(
+    model: Model,
+    x: Images,
+    y: Labels,
+    budget: Budget,
+    *,
+    queries: int = 5000,
+    rescale: bool = False,
+    generator: torch.Generator | None = None,
+) -> Images:
+    """The images with the largest margin max_{k != y} z_k - z_y among `queries` random squares, kept if they raise it.
+
+    It begins with vertical stripes, x +- budget, which are one query more. A square moves all its pixels by 2 budget,
+    up or down by channel, back into the budget of x.
+    """
+    return run(square_search(queries, rescale=rescale), model, x, y, budget, generator=generator)
+
+
+def square_search(queries: int = 5000, *, rescale: bool = False) -> Search:
+    """The search behind `square`; `rescale` stretches the schedule of sizes, made for 10,000 squares, to `queries`.
+
+    AutoAttack does not rescale.
+    """
+    if queries < 0:
+        raise UserError(f"queries {queries} must not be negative")
+    return Search(_begin, partial(_advance, schedule=schedule_of(queries, rescale=rescale)), steps=queries + 1)
+
+
+def share_of(number: int, *, queries: int, rescale: bool) -> float:
+    """The share of the image that the square with this number (from 0) covers."""
+    if rescale:
+        number = int(number / queries * 10_000)
+    return FIRST_SHARE / 2 ** sum(number > last for last in HALVINGS)
+
+
+def schedule_of(queries: int, *, rescale: bool) -> Schedule:
+    """The numbers of the squares at which the share changes, each with its new share."""
+    shares = [share_of(number, queries=queries, rescale=rescale) for number in range(queries)]
+    return [(number, share) for number, share in enumerate(shares) if number == 0 or share != shares[number - 1]]
+
+
+def side_of(share: float, h: int, w: int) -> int:
+    """The side of a square that covers this share of the image, at least one pixel."""
+    return min(max(round(math.sqrt(share * h * w)), 1), h, w)
+
+
+def _begin(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
+    """x_adv is the stripes, not yet judged."""
+    b, c, h, w = x.shape
+    stripes, pixels = _signs(hashed(keys, c * w)).reshape(b, c, 1, w), budget.expand(-1, -1, h, w)
+    return opening(x, y, budget, keys, target) | {"x_adv": project(x + pixels * stripes, x, pixels)}
+
+
+@torch.no_grad()
+def _advance(net: Model, state: State, *, schedule: Schedule) -> State:
+    """One more square for every row; at step 0 it has no pixels, and what is judged is the stripes."""
+    x, step = state["x"], state["step"]
+    b, c, h, w = x.shape
+    budget = state["budget"].expand(-1, -1, h, w)
+    side = torch.zeros_like(step)
+    for number, share in schedule:
+        side = side.masked_fill(step > number, side_of(share, h, w))
+    drawn = hashed(state["key"], 2 + c, counter=step)
+    # The last place, h - side, is never drawn, nor is it in the authors' code.
+    rows, columns = (_span(n, (drawn[:, i] * (n - side)).long(), side) for i, n in enumerate((h, w)))
+    window = rows[:, None, :, None] & columns[:, None, None, :]
+    change = 2 * budget * _signs(drawn[:, 2:]).reshape(b, c, 1, 1)
+    x_new = project(state["x_adv"] + window * change, x, budget)
+    return state | keep(state, x_new, net(x_new)) | {"step": step + 1}
+
+
+def _span(n: int, first: Tensor, length: Tensor) -> Tensor:
+    """Which of n places lie in [first, first + length), row by row."""
+    place = torch.arange(n, device=first.device)
+    return (place >= first[:, None]) & (place < (first + length)[:, None])
+
+
+def _signs(uniform: Tensor) -> Tensor:
+    """-1 or 1, as likely as each other, for numbers in [0, 1)."""
+    return 2 * (uniform >= 0.5) - 1
