@@ -1,4 +1,4 @@
-"""The command line: `pixelpart train | evaluate | explain | report | data | bench | demo`.
+"""The command line: `pixelpart train | evaluate | compare | explain | report | data | bench | demo`.
 
 Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C. torch is imported
 only by commands that compute, once their arguments are known to be right.
@@ -97,16 +97,30 @@ def train(args: list[str]) -> None:
 
 
 def evaluate(args: list[str]) -> None:
-    """Measures a run's accuracy on test images, as they are and under attack."""
+    """Measures a model's accuracy on test images, as they are and under attack."""
     parser = Parser(prog="pixelpart evaluate", description=evaluate.__doc__)
-    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="run folder; .safetensors checkpoint; .pt2 archive of torch.export; or module:function, which returns an "
+        "nn.Module on [0,1] images",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="NAME",
+        help="test images, by the name of their set; .pt2 and module:function need it (here: the run's own)",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder that keeps results and has them again (here: the run's own; else none)"
+    )
     parser.add_argument(
         "--attacks",
         default=",".join(defaults.ATTACKS),
-        help="comma-separated: natural, or an attack with its steps, and restarts if more than one, such as pgd20, "
-        "pgd20x5, mma20 (here: %(default)s)",
+        help="comma-separated: natural; an attack with its steps, and restarts if more than one, such as pgd20, "
+        "pgd20x5, mma20; autoattack, autoattack-plus; or a part of these: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, "
+        "square; mm3 (here: %(default)s)",
     )
-    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    parser.add_argument("--checkpoint", default="best", help="of a run folder: best, last or epoch-N")
     eps, step_size = defaults.EPS, defaults.STEP_SIZE
     parser.add_argument(
         "--eps", type=fraction, default=eps, help=f"budget of every pixel (here: {write_fraction(eps)})"
@@ -119,16 +133,26 @@ def evaluate(args: list[str]) -> None:
     )
     parser.add_argument("--images", type=int, help="the first so many test images (here: all)")
     parser.add_argument("--seed", type=int, default=defaults.SEED, help="seed of the attacks' random starts")
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument(
+        "--search",
+        default="auto",
+        help="precision in which autoattack and its parts search: fp32, bf16 or auto, "
+        "which is bf16 on a GPU; fp32 decides (here: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine", default="own", help="who runs autoattack: own, or reference, its authors' code (here: %(default)s)"
+    )
+    parser.add_argument("--batch-size", type=int, help="images at a time (here: 1024 on a GPU, 128 elsewhere)")
     add_device_and_root(parser)
     parser.add_argument("--json", action="store_true", help="the entries of eval.json on stdout")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     found = parser.parse_all(args)
     from pixelpart.evaluation.suite import evaluate as run_evaluation
 
-    with Screen(quiet=found.quiet).bars() as move:
+    screen = Screen(quiet=found.quiet)
+    with screen.bars() as move:
         result = run_evaluation(
-            found.run,
+            found.model,
             attacks=found.attacks,
             checkpoint=found.checkpoint,
             eps=found.eps,
@@ -137,10 +161,17 @@ def evaluate(args: list[str]) -> None:
             seed=found.seed,
             batch_size=found.batch_size,
             device=found.device,
+            data=found.data,
             root=found.data_root,
-            progress=lambda attack, done, total, right: move(attack, done, total, f"{right / max(done, 1):.2%} right"),
+            out=found.out,
+            search=found.search,
+            engine=found.engine,
+            say=screen.say,
+            progress=lambda attack, done, total, share: move(attack, done, total, f"{share:.2%} right"),
         )
     print(json.dumps(result.entries, indent=2) if found.json else result)
+    if any(entry["flags"] is None for entry in result.entries):
+        screen.say("these results are not kept; --out FOLDER keeps them")
 
 
 def explain(args: list[str]) -> None:
@@ -158,6 +189,55 @@ def explain(args: list[str]) -> None:
             found.run, n=found.images, checkpoint=found.checkpoint, device=found.device, root=found.data_root
         )
     )
+
+
+def compare(args: list[str]) -> None:
+    """Tells whether two methods, or two models, differ on the same images: compare RUN ... --with RUN ..."""
+    parser = Parser(prog="pixelpart compare", description=compare.__doc__)
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="one run folder, or the seeds of one method")
+    parser.add_argument("--with", dest="others", type=Path, nargs="+", metavar="RUN", help="what to compare them with")
+    parser.add_argument("--attacks", help="comma-separated (here: all that every run has been put to)")
+    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="no --with: how often one method is called different from itself, in simulation, and among the runs if "
+        "there are four or more",
+    )
+    simulated = parser.add_argument_group("what --calibrate simulates (here: a world like that of the runs, if any)")
+    simulated.add_argument("--seeds", type=positives, help="comma-separated: runs a side (here: 1,2,3,5,8)")
+    simulated.add_argument("--repeats", type=positive, help="comparisons for each of them (here: 2000)")
+    simulated.add_argument("--images", type=positive, help="test images (here: 10000)")
+    simulated.add_argument("--accuracy", type=float, help="of both sides (here: 0.5)")
+    simulated.add_argument("--deviation", type=float, help="of the accuracy from seed to seed (here: 0.003)")
+    simulated.add_argument("--correlation", type=float, help="how alike two seeds find the images (here: 0.95)")
+    parser.add_argument("--json", action="store_true", help="the same as JSON on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    found = parser.parse_all(args)
+    attacks = [name.strip() for name in found.attacks.split(",")] if found.attacks else None
+    fields = ("seeds", "repeats", "images", "accuracy", "deviation", "correlation")
+    world = {name: getattr(found, name) for name in fields if getattr(found, name) is not None}
+    if found.calibrate and not found.others:
+        from pixelpart.evaluation.calibration import calibrate
+
+        with Screen(quiet=found.quiet).bars("times") as move:
+            result: Any = calibrate(
+                found.runs,
+                attacks=attacks,
+                checkpoint=found.checkpoint,
+                progress=lambda what, done, total: move(what, done, total, ""),
+                **world,
+            )
+    else:
+        if found.calibrate or not found.runs or not found.others:
+            raise UserError("say `compare RUN ... --with RUN ...` or `compare --calibrate [RUN ...]`")
+        if world:
+            raise UserError(f"compare takes --{next(iter(world))} with --calibrate alone")
+        from pixelpart.evaluation.compare import compare as run_comparison
+        from pixelpart.evaluation.compare import named
+
+        result = run_comparison(named(found.runs, found.others), attacks=attacks, checkpoint=found.checkpoint)
+    print(json.dumps(result.as_json(), indent=2) if found.json else result)
 
 
 def report(args: list[str]) -> None:
@@ -263,6 +343,10 @@ def add_device_and_root(parser: Any) -> None:
     parser.add_argument("--data-root", type=Path, help="where data sets live ($PIXELPART_DATA or ~/.cache/pixelpart)")
 
 
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
 def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -280,6 +364,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "demo": demo,
     "train": train,
     "evaluate": evaluate,
+    "compare": compare,
     "explain": explain,
     "report": report,
     "data": data,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pixelpart import data, draws, models
-from pixelpart.config import Config
+from pixelpart.config import Config, config_from
 from pixelpart.errors import UserError, choose
 from pixelpart.models import Classifier
-from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint
+from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_facts
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,32 @@ class Run:
 
     def load(self, checkpoint: str = "best") -> tuple[Classifier, Row]:
         """A checkpoint's model in eval mode, and its facts: its epoch, whether its weights are averaged or raw, ..."""
-        averaged = self.config.ema > 0
-        path = self.folder.checkpoint(checkpoint)
+        config, path = self.config, self.folder.checkpoint(checkpoint)
         if not path.exists():
             there = sorted(file.stem for file in path.parent.glob("*.safetensors"))
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; there are: {', '.join(there) or 'none yet'}")
-        tensors, facts = load_checkpoint(path)
-        model = build_model(self.config)
-        prefix = "average." if averaged else "model."
-        mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        fill(model.state_dict(), mine, source=path)
-        if facts["config"] != self.config.hash():
-            raise UserError(f"{path} belongs to another run: its config is {facts['config']}, not {self.config.hash()}")
-        return model.eval(), facts | {"weights": "averaged" if averaged else "raw"}
+        return load_model(path, config)
+
+
+def load_model(path: Path, config: Config) -> tuple[Classifier, Row]:
+    """The model of a checkpoint of a run with this config, and the checkpoint's facts, as `Run.load` gives them."""
+    tensors, facts = load_checkpoint(path)
+    model = build_model(config)
+    averaged = config.ema > 0
+    prefix = "average." if averaged else "model."
+    mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    fill(model.state_dict(), mine, source=path)
+    if facts["config"] != config.hash():
+        raise UserError(f"{path} belongs to another run: its config is {facts['config']}, not {config.hash()}")
+    return model.eval(), facts | {"weights": "averaged" if averaged else "raw"}
+
+
+def config_of(path: Path) -> Config:
+    """The config that a checkpoint carries: with it the file stands alone, outside its run folder."""
+    facts = read_facts(path)
+    if not isinstance(facts, dict) or not facts.keys() >= {"config", "settings"}:
+        raise UserError(f"{path} does not carry the config of its run; give the run folder instead")
+    return config_from(facts["settings"], source=str(path))
 
 
 def build_model(config: Config) -> Classifier:

@@ -150,11 +150,11 @@ def test_a_finished_run_says_so_and_is_left_alone(copied, capsys):
 
 
 def test_evaluate_prints_a_table_and_writes_it_down(copied, capsys):
-    args = ["evaluate", str(copied), "--attacks", "natural,pgd2", "--images", "60", "--device", "cpu"]
+    args = ["evaluate", str(copied), "--attacks", "natural,pgd4", "--images", "60", "--device", "cpu"]
     assert main(args) == 0
     out, _ = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()]
-    assert [row[0] for row in rows] == ["natural", "pgd2"]
+    assert [row[0] for row in rows] == ["natural", "pgd4"]
     assert all(row[-1] == "60" for row in rows)
     assert (copied / "eval.json").exists()
 
@@ -168,6 +168,59 @@ def test_json_is_the_entries_and_nothing_else(copied, capsys):
     assert (pgd["attack"], pgd["eps"], pgd["seed"], pgd["checkpoint"]) == ("pgd2x2", 4 / 255, 5, "last")
     assert pgd["settings"] == {"steps": 2, "step_size": 3 / 255, "restarts": 2}
     assert pgd["interval"][0] <= pgd["accuracy"] <= pgd["interval"][1]
+
+
+def test_a_checkpoint_taken_out_of_its_folder_gives_the_figures_of_its_run(copied, tmp_path, capsys):
+    shutil.copy(copied / "checkpoints" / "best.safetensors", tmp_path / "model.safetensors")
+    flags = ["--attacks", "natural,pgd4", "--images", "60", "--device", "cpu", "--json"]
+    entries = []
+    for model in (copied, tmp_path / "model.safetensors"):
+        assert main(["evaluate", str(model), *flags]) == 0
+        entries.append(json.loads(capsys.readouterr().out))
+    for mine, theirs in zip(*entries, strict=True):
+        assert mine["fingerprint"] == theirs["fingerprint"]
+        assert {key for key in mine if mine[key] != theirs[key]} <= {"subject", "checkpoint", "flags", "seconds"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copied", "model.safetensors"]
+
+
+OWN = "import pixelpart as pp\ndef small():\n    print('hello')\n    return pp.models.build('tiny-cnn')\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cli_models.py").write_text(OWN)
+    yield "cli_models:small"
+    sys.modules.pop("cli_models", None)
+
+
+def test_a_function_is_evaluated_and_kept_where_out_says(own, tmp_path, capsys):
+    args = ["evaluate", own, "--data", "shapes", "--attacks", "natural,pgd2", "--device", "cpu"]
+    assert main(args) == 0
+    out, err = capsys.readouterr()
+    rows = out.splitlines()
+    assert [row.split()[0] for row in rows[:2]] == ["natural", "pgd2"]
+    assert all(row.endswith("n = 160 *") for row in rows[:2])
+    assert rows[2].startswith("* natural, pgd2: the model came in train mode")
+    assert rows[3].startswith("* pgd2: steps * step_size < eps (2 * 2/255 < 8/255)")
+    assert err == "hello\nthese results are not kept; --out FOLDER keeps them\n"
+    assert {path.name for path in tmp_path.iterdir()} <= {"cli_models.py", "__pycache__"}
+
+    said = []
+    for _ in range(2):
+        assert main([*args, "--out", "kept", "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert err == "hello\n"
+        said.append(json.loads(out))
+    assert said[0] == said[1] == json.loads((tmp_path / "kept" / "eval.json").read_text())["entries"]
+    assert [entry["subject"] for entry in said[0]] == [own, own]
+
+
+def test_a_function_is_found_by_the_installed_command_too(own, tmp_path):
+    text = "import sys\nfrom pixelpart.cli import main\nsys.path.pop(0)\nsys.exit(main())"
+    result = run_python("-c", text, "evaluate", own.replace("small", "smal"), "--data", "shapes", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "pixelpart: cli_models has no 'smal'; did you mean small?\n"
 
 
 def test_report_prints_the_path_of_the_page(copied, capsys, tmp_path):
@@ -254,10 +307,23 @@ WRONG = [
     (["train", "shapes-at", "--device", "toaster"], "no device 'toaster' here; choose from cpu"),
     (["train", "nothing.toml"], "cannot read config nothing.toml"),
     (["train", "shapes-at", "extra"], "unexpected argument 'extra'"),
-    (["evaluate"], "required: run"),
+    (["evaluate"], "required: MODEL"),
     (["evaluate", "nothing"], "nothing is not a run folder"),
     (["evaluate", "nothing", "--eps", "x"], "'x' is not a number"),
     (["evaluate", "nothing", "--attacks", "pgd"], "unknown attack 'pgd'; choose from natural, pgdK"),
+    (
+        ["evaluate", "nothing.pt"],
+        "nothing.pt is not a run folder: there is nothing of that name; give a run folder, a ",
+    ),
+    (
+        ["evaluate", "no.module:make"],
+        "no.module:make brings no test images; give data (--data), one of cifar10, shapes",
+    ),
+    (["evaluate", "no.module:make", "--data", "shapes"], "no module 'no', neither in this folder nor among"),
+    (["evaluate", "no.module:make", "--data", "mnist"], "unknown data set 'mnist'; choose from cifar10, shapes"),
+    (["evaluate", "my.py:make", "--data", "shapes"], "'my.py:make' is not module:function; write mymodels:robust"),
+    (["evaluate", "nothing.pt2", "--data", "shapes"], "no file nothing.pt2"),
+    (["evaluate", "nothing.safetensors"], "no checkpoint at nothing.safetensors"),
     (["report"], "required: RUN"),
     (["report", "nothing"], "nothing is not a run folder"),
     (["data", "burn"], "invalid choice: 'burn'"),

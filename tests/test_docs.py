@@ -7,7 +7,8 @@ only parses its attacks where no earlier command of the document has made the ru
 not run: make's targets and Python's files have to exist.
 
 A `python` block that begins with `# FILE, new`, `# FILE, at the end` or `# FILE, in TABLE` is an addition to the
-package. All additions are made to a copy of it, and the `sh` block behind each then runs there.
+package. All additions are made to a copy of it, and the `sh` block behind each then runs there. One that begins with
+`# FILE` is a file of the reader's own: it is put into the folder.
 """
 
 import contextlib
@@ -44,6 +45,7 @@ each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name
 SOME = 320  # images
 TINY = {"epochs": 1, "holdout": 64, "probe": 32, "batch_size": 128, "burn_in": {"epochs": 0}, "attack": {"steps": 1}}
 ADDITION = re.compile(r"# (pixelpart/\S+), (new|at the end|in [A-Z]+)\n")
+OWN_FILE = re.compile(r"# (\w+\.py)\n")
 NOT_RUN = {".", "pre-commit"}  # shell and tools: neither is ours
 
 
@@ -90,9 +92,10 @@ def cut_down(patch):
     def small_evaluate(subject, *, attacks, images=None, **settings):
         names = attacks.split(",") if isinstance(attacks, str) else attacks
         assert all(suite.parse_attack(name) for name in names)
-        if isinstance(subject, Path) and not subject.exists():
+        if isinstance(subject, str) and ":" not in subject and not Path(subject).exists():
             return outcome.Result({})
-        return evaluate(subject, attacks=attacks, images=None if "data" in settings else 16, **settings)
+        given = isinstance(settings.get("data"), tuple)
+        return evaluate(subject, attacks=attacks, images=None if given else 16, **settings)
 
     patch.setattr(train_module, "train", small_train)
     patch.setattr(suite, "evaluate", small_evaluate)
@@ -141,6 +144,8 @@ def test_commands_and_code_work(document, monkeypatch, tmp_path):
         if block.language == "sh":
             for words in commands(block.text):
                 run_command(words)
+        elif own := OWN_FILE.match(block.text):
+            (tmp_path / own[1]).write_text(block.text)
         elif block.language == "python":
             exec(compile(block.text, document.name, "exec"), {})
         else:

@@ -92,9 +92,7 @@ def step_config(method: str, *, model: str, batch_size: int, steps: int, precisi
     )
 
 
-def step_inputs(
-    config: Config, phase: Phase, device: torch.device, *, size: int = 32, classes: int = 10
-) -> StepInputs:
+def step_inputs(config: Config, phase: Phase, device: torch.device, *, size: int = 32, classes: int = 10) -> StepInputs:
     x, y = random_batch(config.batch_size, device, size=size, classes=classes)
     moves = augment.draw(
         config.augment, config.batch_size, generator=draws.generator(0, "bench augment", device=device)

@@ -91,7 +91,9 @@ class Checkpoints:
         )
 
     def _facts(self, at: Position) -> Row:
-        return {"config": self.config.hash(), "model": self.config.model, "position": asdict(at), "epoch": at.epoch}
+        settings = self.config.model_dump(mode="json")
+        about = {"config": self.config.hash(), "model": self.config.model, "settings": settings}
+        return about | {"position": asdict(at), "epoch": at.epoch}
 
     def _fork(self, steps: int) -> Position:
         """The state of another run after some epochs, as this run's beginning."""

@@ -27,9 +27,9 @@ from pixelpart.engine.learner import Learner
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import StepInputs, class_map, look, train_step
 from pixelpart.errors import Diverged
-from pixelpart.precision import full_precision
 from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
+from pixelpart.precision import full_precision
 from pixelpart.progress import Meter, Screen
 from pixelpart.run import Run
 from pixelpart.runfolder import Row, RunFolder

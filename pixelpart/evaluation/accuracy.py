@@ -6,40 +6,25 @@ natural accuracy.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pixelpart import draws, losses
 from pixelpart.attacks import ATTACKS
-from pixelpart.attacks.ball import draw_noise, start_point
-from pixelpart.data import as_float, check_labels
+from pixelpart.attacks.ball import draw_noise, inside, start_point
+from pixelpart.data import check_labels
 from pixelpart.errors import UserError
+from pixelpart.evaluation.journal import Journal
+from pixelpart.evaluation.pictures import Pictures
 from pixelpart.types import Flags, Images, Labels, Logits, Model
 
-TOLERANCE = 1e-6  # how far outside the ball rounding may put an input that still counts as inside
 Report = Callable[[int, int], None]  # images settled so far, how many of them are right
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """The images under attack, uint8 or in [0,1], their labels, and where the work is done."""
-
-    images: Tensor
-    labels: Tensor
-    device: torch.device
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, index: Tensor) -> tuple[Images, Labels]:
-        """Images as fp32 in [0,1] and labels of these sample numbers, on the device."""
-        x, y = self.images[index].to(self.device), self.labels[index].to(self.device)
-        return (as_float(x) if x.dtype == torch.uint8 else x.float()), y.long()
-
-
-def natural(model: nn.Module, pictures: Pictures, *, batch_size: int, report: Report) -> Flags:
+def natural(
+    model: nn.Module, pictures: Pictures, *, batch_size: int, report: Report = lambda settled, right: None
+) -> Flags:
     """Which images the model gets right as they are."""
     right = torch.zeros(len(pictures), dtype=torch.bool)
     for index in _batches(torch.arange(len(pictures)), batch_size):
@@ -63,23 +48,27 @@ def under_attack(
     seed: int,
     batch_size: int,
     report: Report,
+    journal: Journal | None = None,
 ) -> Flags:
     """Which of the images that are `right` to begin with stay right under the attack of this name in ATTACKS.
 
-    Only survivors go on to the next restart.
+    Only survivors go on to the next restart, and what the journal knows is not done again.
     """
-    right = right.clone()
+    right, journal = right.clone(), journal or Journal()
     for batch in _batches(right.nonzero()[:, 0], batch_size):
-        live = batch
         for restart in range(restarts):
+            known = {n: journal.done[0, n, restart] for n in batch.tolist() if (0, n, restart) in journal.done}
+            right[[n for n, broken in known.items() if broken]] = False
+            live = torch.tensor([n for n in batch.tolist() if right[n] and n not in known], dtype=torch.long)
+            if not len(live):
+                continue
             x, y = pictures.take(live)
             start = start_images(live, x, eps, kind=kind, steps=steps, seed=seed, restart=restart)
             x_adv = ATTACKS[kind].run(model, x, y, eps, step_size=step_size, steps=steps, start=start)
             broken = errs_inside(model, x, x_adv, y, eps=eps).cpu()
             right[live[broken]] = False
-            live = live[~broken]
-            if not len(live):
-                break
+            for n, wrong in zip(live.tolist(), broken.tolist(), strict=True):
+                journal.settle(0, n, restart, wrong)
         # images in between that were wrong to begin with are settled as well
         settled = int(batch[-1]) + 1
         report(settled, int(right[:settled].sum()))
@@ -111,8 +100,7 @@ def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int
 
 def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: float) -> Flags:
     """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
-    inside = ((x_adv - x).abs() <= eps + TOLERANCE) & (x_adv >= 0) & (x_adv <= 1)
-    return (logits_of(model, x_adv).argmax(1) != y) & inside.flatten(1).all(1)
+    return (logits_of(model, x_adv).argmax(1) != y) & inside(x_adv, x, eps)
 
 
 @torch.no_grad()
@@ -132,7 +120,9 @@ def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
     x, _ = pictures.take(torch.arange(min(probes, len(pictures.images))))
     try:
         logits = logits_of(model, x)
-    except (RuntimeError, TypeError) as error:
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # the model's own code: it may fail in any way
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"the model fails on images of shape {tuple(x.shape)}: {first}") from error
     if logits.dtype != torch.float32:

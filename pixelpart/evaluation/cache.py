@@ -21,7 +21,7 @@ Entry = dict[str, Any]
 FlagArray = NDArray[np.bool_]
 
 # what was asked, as a reader of the file would put it: a newer answer to the same question takes the older one's place
-QUESTION = ("attack", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
+QUESTION = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
 
 
 def read_entries(folder: Path) -> list[Entry]:
@@ -45,8 +45,10 @@ def read_entries(folder: Path) -> list[Entry]:
 def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) -> tuple[Entry, FlagArray] | None:
     """The stored result for this question about this very model, with its flags; None where any part of it is amiss."""
     for entry in entries:
-        if entry.get("asked") == asked and _numbers(entry.get("probe")) and agree(entry["probe"], probe):
-            flags = _read_flags(folder, entry)
+        if not _numbers(entry.get("probe")) or not _words(entry.get("doubts")):
+            continue
+        if entry.get("asked") == asked and agree(entry["probe"], probe):
+            flags = read_flags(folder, entry)
             if flags is not None:
                 return entry, flags
     return None
@@ -79,7 +81,8 @@ def _replaces(new: Entry, old: Entry) -> bool:
     return all(old.get(field) == new[field] for field in fields)
 
 
-def _read_flags(folder: Path, entry: Entry) -> FlagArray | None:
+def read_flags(folder: Path, entry: Entry) -> FlagArray | None:
+    """Which samples an entry counts as right; None where their file is missing, damaged or not what the entry says."""
     if not _is_key(entry.get("key")):
         return None
     try:
@@ -103,6 +106,10 @@ def _is_key(key: Any) -> bool:
 
 def _numbers(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ from pixelpart import defaults, masks
 from pixelpart.attacks import pgd
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.accuracy import Pictures, logits_of, start_images
-from pixelpart.precision import full_precision
+from pixelpart.evaluation.accuracy import logits_of, start_images
+from pixelpart.evaluation.pictures import Pictures
 from pixelpart.evaluation.subject import resolve
 from pixelpart.frozen import frozen
 from pixelpart.models import Classifier
+from pixelpart.precision import full_precision
 from pixelpart.run import Run
 from pixelpart.runfolder import EXPLAIN_SCHEMA, atomic_write
 from pixelpart.types import BudgetMap, Heatmap, Images, Labels

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pixelpart.evaluation.accuracy import Pictures
+from pixelpart.evaluation.pictures import Pictures
 from pixelpart.types import Logits
 
 PACKAGE = Path(__file__).parents[1]

@@ -31,6 +31,11 @@ class Outcome:
     def n(self) -> int:
         return self.entry["n"]
 
+    @property
+    def doubts(self) -> list[str]:
+        """Why the figure may not mean what it seems to, in words."""
+        return self.entry["doubts"]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -56,8 +61,13 @@ class Result:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
 
     def __str__(self) -> str:
-        lines = []
+        """A line for each attack, with a star where its figure is doubted; below them every doubt."""
+        lines: list[str] = []
+        doubted: dict[str, list[str]] = {}
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
-            lines.append(f"{name:<12} {outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}")
-        return "\n".join(lines)
+            line = f"{name:<12} {outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
+            lines.append(f"{line} *" if outcome.doubts else line)
+            for doubt in outcome.doubts:
+                doubted.setdefault(doubt, []).append(name)
+        return "\n".join([*lines, *(f"* {', '.join(names)}: {doubt}" for doubt, names in doubted.items())])

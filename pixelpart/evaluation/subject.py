@@ -1,10 +1,10 @@
-"""What is evaluated, and on what: a run, a run folder or a module, with its test images, made ready on one device."""
+"""What is evaluated, and on what: a run, a file, a function's model or a module, with test images, on one device."""
 
 import copy
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +12,33 @@ from torch import Tensor, nn
 from pixelpart import data as sets
 from pixelpart.device import choose_device
 from pixelpart.errors import UserError
-from pixelpart.evaluation.accuracy import Pictures
-from pixelpart.run import Run
+from pixelpart.evaluation import guards
+from pixelpart.evaluation.archive import load_archive
+from pixelpart.evaluation.function import make_model, parse_name
+from pixelpart.evaluation.pictures import Pictures
+from pixelpart.run import Run, config_of, load_model
+from pixelpart.runfolder import Row
 
 Data = str | tuple[Tensor, Tensor]
+Kind = Literal["run", "checkpoint", "archive", "function", "module"]
+
+FILES: dict[str, Kind] = {".safetensors": "checkpoint", ".pt2": "archive"}
+PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+CHOICES = "a run folder, a .safetensors checkpoint of pixelpart, a .pt2 archive of torch.export, or module:function"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, the pictures it is tried on, how an entry names the two, and the folder that keeps the results."""
+    """A model, the pictures it is tried on, how an entry names the two, and the folder that keeps the results.
+
+    `doubts` are about the model as it came, before it met any image.
+    """
 
     model: nn.Module
     pictures: Pictures
     tags: dict[str, Any]
     folder: Path | None
+    doubts: tuple[str, ...] = ()
 
 
 def resolve(
@@ -38,29 +51,94 @@ def resolve(
     root: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Subject:
-    """What `evaluate` was given, as a Subject; a caller's own model is left where it is."""
-    folder = Path(out) if out is not None else None
-    if isinstance(subject, Run | str | Path):
-        run = subject if isinstance(subject, Run) else Run(Path(subject))
-        data = run.config.dataset if data is None else data
-        loaded, facts = run.load(checkpoint)
-        model: nn.Module = loaded
-        tags = {"checkpoint": checkpoint, "epoch": facts.get("epoch"), "weights": facts["weights"]}
-        place = choose_device(device)
-        folder = folder or run.dir
-    elif isinstance(subject, nn.Module):
-        if data is None:
-            raise UserError('a module brings no test images; give data=(images, labels) or data="shapes"')
-        tensors = list(chain(subject.parameters(), subject.buffers()))
-        model, tags = subject, {"checkpoint": None, "epoch": None, "weights": "raw"}
-        place = tensors[0].device if device is None and tensors else choose_device(device)
-        _check_dtype(subject)
-    else:
-        raise UserError(f"cannot evaluate a {type(subject).__name__}; give a Run, a run folder's path or an nn.Module")
+    """What `evaluate` was given, as a Subject; a caller's own model is left where it is.
+
+    `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
+    """
+    kind = _kind(subject)
+    run = subject if isinstance(subject, Run) else Run(Path(subject)) if kind == "run" else None
+    name = "a module" if kind == "module" else str(run.dir if run else subject)
+    folder = _folder(out, run)
+    if run is None and checkpoint != "best":
+        raise UserError(f"checkpoint {checkpoint!r} is asked of runs alone, and {name} is none")
+    config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
+    if data is None:
+        if config is None:
+            known = ", ".join(sorted(sets.SETS))
+            raise UserError(f"{name} brings no test images; give data (--data), one of {known}, or (images, labels)")
+        data = config.dataset
     x, y, named = _test_images(data, images=images, root=root)
+
+    place = _place(subject, device)
+    model: nn.Module
+    facts: Row = {}
+    if run is not None:
+        model, facts = run.load(checkpoint)
+    elif config is not None:
+        model, facts = load_model(Path(subject), config)
+    elif kind == "archive":
+        model = load_archive(Path(subject), device=place)
+    else:
+        model = subject if kind == "module" else make_model(subject, device=place)
+    _check_dtype(model)
+
+    tags = {
+        "subject": None if kind == "module" or (run and folder == run.dir) else name,
+        "checkpoint": checkpoint if run else None,
+        "epoch": facts.get("epoch"),
+        "weights": facts.get("weights", "raw"),
+    }
+    doubts = tuple(guards.of_mode(model)) if kind in ("function", "module") else ()
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
-    return Subject(model, Pictures(x, y, place), tags | named, folder)
+    return Subject(model, Pictures(x, y, place), tags | named, folder, doubts)
+
+
+def _kind(subject: Any) -> Kind:
+    """What was named; a UserError tells the choices. Only a string is a function's name, and only if no file has it."""
+    if isinstance(subject, Run):
+        return "run"
+    if isinstance(subject, nn.Module):
+        return "module"
+    if not isinstance(subject, str | Path):
+        raise UserError(f"cannot evaluate a {type(subject).__name__}; give a Run, an nn.Module, or {CHOICES}")
+    path = Path(subject)
+    if path.is_dir():
+        return "run"
+    if isinstance(subject, str) and ":" in subject and not path.exists():
+        parse_name(subject)
+        return "function"
+    if path.suffix in FILES:
+        return FILES[path.suffix]
+    if not path.exists():
+        raise UserError(f"{path} is not a run folder: there is nothing of that name; give {CHOICES}")
+    if path.suffix in PICKLES:
+        raise UserError(
+            f"{path} is not opened: a pickle runs whatever code lies in it; load it in a function of your own and give "
+            "that, as module:function"
+        )
+    raise UserError(f"{path} is a file of another kind; give {CHOICES}")
+
+
+def _folder(out: str | Path | None, run: Run | None) -> Path | None:
+    """Where results go: a run's to its own folder unless told otherwise, and nothing else goes there."""
+    home = run.dir if run else None
+    if out is None or (home and Path(out).resolve() == home.resolve()):
+        return home
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"cannot write results to {folder}: it is not a folder")
+    if (folder / "config.json").exists():
+        raise UserError(f"{folder} is a run folder and keeps that run's results alone; choose another out")
+    return folder
+
+
+def _place(subject: Any, device: torch.device | str | None) -> torch.device:
+    """The device asked for; else where a caller's module is; else the best there is."""
+    if device is None and isinstance(subject, nn.Module):
+        for tensor in chain(subject.parameters(), subject.buffers()):
+            return tensor.device
+    return choose_device(device)
 
 
 def _test_images(data: Data, *, images: int | None, root: str | Path | None) -> tuple[Tensor, Tensor, dict[str, Any]]:

@@ -1,9 +1,8 @@
 """`evaluate`: how many test images a model gets right, as they are and under attack."""
 
+import functools
 import numbers
 import platform
-import re
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,46 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pixelpart import defaults, draws
-from pixelpart.attacks import ATTACKS, ball
-from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy, cache, identity
+from pixelpart import defaults
+from pixelpart.attacks.autoattack import default_slots
+from pixelpart.errors import UserError, unknown
+from pixelpart.evaluation import accuracy, cache, guards, identity
+from pixelpart.evaluation.asked import AUTOATTACKS, ENGINES, Asked, choices, facts_of, parse_attack, source_of
 from pixelpart.evaluation.cache import Entry, FlagArray
+from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.outcome import Outcome, Result
-from pixelpart.evaluation.precision import full_precision
+from pixelpart.evaluation.reference import under_reference
+from pixelpart.evaluation.searching import choose_search, under_searches
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.subject import Subject, resolve
 from pixelpart.frozen import frozen
+from pixelpart.precision import full_precision
 from pixelpart.run import Run
+from pixelpart.types import Flags
 
-Progress = Callable[[str, int, int, int], None]  # attack, images settled, of how many, right so far
-VERSION = 1  # raised when outcomes change though no source does
-
-
-@dataclass(frozen=True)
-class Asked:
-    """An attack as it was asked for: its name, taken apart."""
-
-    name: str
-    kind: str  # natural, or a name in ATTACKS
-    steps: int = 0
-    restarts: int = 0
-
-
-def parse_attack(name: str) -> Asked:
-    """natural, or the name of an attack in ATTACKS with its steps and, after an x, its restarts: pgd20, pgd20x5."""
-    if name == "natural":
-        return Asked(name, "natural")
-    kinds = "|".join(map(re.escape, sorted(ATTACKS, key=len, reverse=True)))
-    pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
-    if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
-        return Asked(name, match[1], int(match[2]), int(match[3] or 1))
-    raise UserError(f"unknown attack {name!r}; choose from {choices()}")
-
-
-def choices() -> str:
-    """What may be asked for, in words."""
-    return ", ".join(["natural", *(f"{kind}K, {kind}KxR" for kind in ATTACKS)]) + ": K steps, R restarts"
+Progress = Callable[[str, int, int, float], None]  # attack, how much of it is done, of how much, share still right
 
 
 def evaluate(
@@ -63,18 +40,26 @@ def evaluate(
     images: int | None = None,
     checkpoint: str = "best",
     seed: int = defaults.SEED,
-    batch_size: int = 256,
+    search: str = "auto",
+    engine: str = "own",
+    batch_size: int | None = None,
     device: torch.device | str | None = None,
+    say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
     data: str | tuple[Tensor, Tensor] | None = None,
     root: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Result:
-    """The accuracy of a run, a run folder or any module on [0,1] images, under each attack within eps of every pixel.
+    """The accuracy of a model on [0,1] images, under each attack within eps of every pixel.
 
-    `data` is a set's name, whose test split is taken, or (images, labels); a run brings its own. `images` takes the
-    first so many. A run's results go to its folder, a module's to `out` if that is given; what is there already for the
-    same model, pixels and settings is reused. A sample's outcome does not depend on batch_size, but for rounding.
+    The model is a Run or an nn.Module, or it is named: a run folder, a .safetensors checkpoint, a .pt2 archive of
+    torch.export, or `module:function`. `data` is a set's name, whose test split is taken, or (images, labels); runs and
+    checkpoints bring their own. `images` takes the first so many. A run's results go to its folder, all others to `out`
+    if that is given; what is there already for the same model, pixels and settings is reused, and what was stopped
+    goes on from the samples it had settled. A sample's outcome does not depend on batch_size, but for rounding.
+
+    AutoAttack and its parts search in fp32 or bf16 ("auto": bf16 on a GPU); fp32 decides. `engine="reference"` hands
+    autoattack to its authors' own code.
     """
     names = [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks
     wanted = [parse_attack(name) for name in dict.fromkeys(names)]
@@ -85,7 +70,11 @@ def evaluate(
     for what, count in (("images", images), ("batch_size", batch_size)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    search = choose_search(search, them.pictures.device)
+    batch_size = batch_size or default_slots(them.pictures.device)
     entries = cache.read_entries(them.folder) if them.folder else []
     outcomes: dict[str, Outcome] = {}
     with full_precision(them.pictures.device), frozen(them.model) as model:
@@ -94,43 +83,108 @@ def evaluate(
             accuracy.check_gradient(model, them.pictures, probes=identity.PROBES)
         about = {"weights": identity.hash_weights(model), "model": identity.describe(model), "precision": "fp32"}
         about["pixels"] = identity.hash_pixels(them.pictures)
+        looked = functools.cache(lambda look: look(model, them.pictures))  # only if something is measured
         clean: FlagArray | None = None
         for attack in wanted:
-            facts = _facts(attack, eps=eps, step_size=step_size, seed=seed)
-            asked = identity.digest([about, facts, _source(attack.kind)])
+            facts = facts_of(attack, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)
+            asked = identity.digest([about, facts, source_of(attack)])
             found = cache.find(them.folder, entries, asked=asked, probe=signature) if them.folder else None
-            tell = _teller(progress, attack.name, len(them.pictures))
+            tell = progress or _silent
             if found:
                 outcome = _recall(them, *found)
-                tell(outcome.n, outcome.correct)
+                tell(attack.name, outcome.n, outcome.n, outcome.accuracy)
             else:
                 if attack.kind != "natural" and clean is None:
-                    clean = accuracy.natural(model, them.pictures, batch_size=batch_size, report=_silent).numpy()
-                right, seconds = _measure(model, them, facts, clean, batch_size=batch_size, tell=tell)
-                outcome = _record(attack, them, facts, right, seconds, asked=asked, probe=signature)
+                    clean = accuracy.natural(model, them.pictures, batch_size=batch_size).numpy()
+                doubts = [*them.doubts, *looked(guards.of_model)]
+                if attack.kind != "natural":
+                    doubts += [*looked(guards.of_gradients), *guards.of_settings(eps, facts["settings"])]
+                with Journal(_journal_file(them, asked), asked=asked, probe=signature) as journal:
+                    work = Work(attack, facts, batch_size, journal, tell, doubts, say)
+                    right = _measure(model, them, work, clean).numpy()
+                    seconds = journal.note_time()
+                    outcome = _record(attack, them, facts, right, seconds, asked=asked, probe=signature, doubts=doubts)
+                    journal.discard()
             outcomes[attack.name] = outcome
             if attack.kind == "natural":
                 clean = outcome.right
     return Result(outcomes)
 
 
-def _measure(
-    model: nn.Module, them: Subject, facts: Entry, clean: FlagArray | None, *, batch_size: int, tell: accuracy.Report
-) -> tuple[FlagArray, float]:
-    """Which samples one attack leaves right, and the seconds it took."""
-    began = time.perf_counter()
-    work: dict[str, Any] = {"batch_size": batch_size, "report": tell}
-    if facts["kind"] == "natural":
-        right = accuracy.natural(model, them.pictures, **work)
-    else:
-        assert clean is not None
-        limits = {"kind": facts["kind"], "eps": facts["eps"], "seed": facts["seed"], **facts["settings"]}
-        right = accuracy.under_attack(model, them.pictures, right=torch.from_numpy(clean), **limits, **work)
-    return right.numpy(), time.perf_counter() - began
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, where it is written down, and who is told."""
+
+    attack: Asked
+    facts: Entry
+    batch_size: int
+    journal: Journal
+    tell: Progress
+    doubts: list[str]
+    say: Callable[[str], None]
+
+    def doubt(self, line: str) -> None:
+        """Goes with the figure, and is told once."""
+        if line not in self.doubts:
+            self.doubts.append(line)
+            self.say(line)
+
+
+def _measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None) -> Flags:
+    """Which samples one attack leaves right."""
+    name, facts, n = work.attack.name, work.facts, len(them.pictures)
+
+    def report(settled: int, right: int) -> None:
+        work.tell(name, settled, n, right / max(settled, 1))
+
+    if work.attack.kind == "natural":
+        return accuracy.natural(model, them.pictures, batch_size=work.batch_size, report=report)
+    assert clean is not None
+    right, limits = torch.from_numpy(clean), {"eps": facts["eps"], "seed": facts["seed"]}
+    if not work.attack.parts:
+        return accuracy.under_attack(
+            model,
+            them.pictures,
+            kind=work.attack.kind,
+            right=right,
+            **limits,
+            **facts["settings"],
+            batch_size=work.batch_size,
+            journal=work.journal,
+            report=report,
+        )
+    if facts["settings"]["engine"] == "reference":
+        version = AUTOATTACKS[name]
+        return under_reference(model, them.pictures, right=right, **limits, version=version, batch_size=work.batch_size)
+    single = len(work.attack.parts) == 1
+    return under_searches(
+        model,
+        them.pictures,
+        work.attack.parts,
+        right=right,
+        **limits,
+        search=facts["settings"]["search"],
+        slots=work.batch_size,
+        journal=work.journal,
+        tell=lambda part, done, total, share: work.tell(name if single else f"{name} {part}", done, total, share),
+        say=work.doubt,
+    )
+
+
+def _journal_file(them: Subject, asked: str) -> Path | None:
+    return them.folder / "eval" / f"{asked[:32]}.journal" if them.folder else None
 
 
 def _record(
-    attack: Asked, them: Subject, facts: Entry, right: FlagArray, seconds: float, *, asked: str, probe: list[float]
+    attack: Asked,
+    them: Subject,
+    facts: Entry,
+    right: FlagArray,
+    seconds: float,
+    *,
+    asked: str,
+    probe: list[float],
+    doubts: list[str],
 ) -> Outcome:
     """The outcome, written down where there is a folder for it."""
     correct, n = int(right.sum()), len(right)
@@ -138,7 +192,8 @@ def _record(
     entry = {
         "attack": attack.name, **them.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
         "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"], "seed": facts["seed"],
-        "precision": "fp32", "seconds": round(seconds, 3), "machine": _machine(them.pictures.device),
+        "precision": "fp32", "doubts": doubts, "seconds": round(seconds, 3),
+        "machine": _machine(them.pictures.device),
         "flags": f"eval/{key}.npy" if them.folder else None, "fingerprint": cache.fingerprint(right),
         "key": key, "asked": asked, "probe": probe,
     }  # fmt: skip
@@ -148,28 +203,15 @@ def _record(
 
 
 def _recall(them: Subject, entry: Entry, right: FlagArray) -> Outcome:
-    """A stored outcome, entered once more if it stands under another name there: best and last may be one model."""
-    named = entry | them.tags
+    """A stored outcome, entered once more if it stands under another name there: best and last may be one model.
+
+    How the model came is told anew; what was found out about it is in the entry.
+    """
+    kept = [doubt for doubt in entry["doubts"] if doubt != guards.TRAIN_MODE]
+    named = entry | them.tags | {"doubts": [*them.doubts, *kept]}
     if named != entry and them.folder:
         cache.add(them.folder, named, right)
     return Outcome(named, right, reused=True)
-
-
-def _facts(attack: Asked, *, eps: float, step_size: float, seed: int) -> Entry:
-    """What the outcome depends on besides model and images; nothing is drawn and nothing moved for `natural`."""
-    if attack.kind == "natural":
-        return {"kind": "natural", "version": VERSION, "eps": 0.0, "seed": 0, "settings": {}}
-    settings = {"steps": attack.steps, "step_size": step_size, "restarts": attack.restarts}
-    return {"kind": attack.kind, "version": VERSION, "eps": eps, "seed": seed, "settings": settings}
-
-
-def _source(kind: str) -> list[Any]:
-    """What computes an outcome, apart from the model: the text of it, and an attack's entry in the table."""
-    shared = [identity.source_of(accuracy), identity.sources_of(frozen)]
-    if kind == "natural":
-        return shared
-    parts = [identity.source_of(part) for part in (ball, draws)]
-    return [*shared, *parts, ATTACKS[kind].starts, identity.sources_of(ATTACKS[kind].run)]
 
 
 def _in_range(what: str, value: Any) -> float:
@@ -183,11 +225,7 @@ def _in_range(what: str, value: Any) -> float:
     return number
 
 
-def _teller(progress: Progress | None, attack: str, total: int) -> accuracy.Report:
-    return _silent if progress is None else lambda settled, right: progress(attack, settled, total, right)
-
-
-def _silent(settled: int, right: int) -> None:
+def _silent(attack: str, done: int, total: int, share: float) -> None:
     pass
 
 

@@ -23,8 +23,8 @@ def _run_one(name: str, out: Path, seed: int, device: torch.device | str | None,
     run = train(recipes.RECIPES[name](seed=seed), out, device=device, screen=screen)
     with screen.bars() as move:
 
-        def show(attack: str, done: int, total: int, right: int) -> None:
-            move(f"{name} {attack}", done, total, f"{right / max(done, 1):.1%} right")
+        def show(attack: str, done: int, total: int, share: float) -> None:
+            move(f"{name} {attack}", done, total, f"{share:.1%} right")
 
         result = evaluate(run, attacks=defaults.ATTACKS, device=device, progress=show)
     explain(run, device=device)

@@ -46,6 +46,7 @@ def content(runs: Sequence[RunFiles], out: Path) -> dict[str, Any]:
         "attacks": table.columns(runs),
         "rows": found,
         "comparisons": table.compare(found),
+        "methods": table.methods(runs),
         "panels": [(panel, Markup(panel.svg)) for panel in panels],
         "measured": measured(runs),
         "subjects": subjects,

@@ -39,6 +39,9 @@ class Entry(Record):
     precision: str = "fp32"
     seconds: float | None = None
     machine: str = ""
+    correct: int | None = None
+    key: str | None = None
+    fingerprint: str | None = None
 
 
 class Answer(Record):

@@ -1,14 +1,21 @@
-"""The figures of eval.json as rows and columns, and what their intervals can and cannot tell apart."""
+"""The figures of eval.json as rows and columns, and what they can and cannot tell apart."""
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pixelpart.config import flat
 from pixelpart.defaults import STEP_SIZE
+from pixelpart.errors import UserError
+from pixelpart.evaluation import compare as comparing
+from pixelpart.evaluation.cache import read_flags
+from pixelpart.evaluation.statistics import paired
 from pixelpart.report.reading import Entry, RunFiles
 from pixelpart.report.words import fraction, listed, percent
 
 MOST_PAIRS = 4  # with more runs than this, each is compared with the highest alone
+LEVEL = 0.05
 
 
 @dataclass
@@ -31,10 +38,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
+    """Two runs under one attack; p is McNemar's where both were tried on the same images and their flags are there."""
+
     attack: str
     where: str
     high: tuple[str, Entry]
     low: tuple[str, Entry]
+    p: float | None = None
 
     @property
     def overlap(self) -> bool:
@@ -45,6 +55,18 @@ class Comparison:
         """The difference of the two figures as the table shows them."""
         high, low = (round(100 * entry.accuracy, 1) for _, entry in (self.high, self.low))
         return f"{high - low:.1f}"
+
+    @property
+    def verdict(self) -> str:
+        """What the difference is worth, in a sentence."""
+        if self.p is not None:
+            tells = "more than the choice of test images explains" if self.p < LEVEL else "within what chance explains"
+            return f"This difference of {self.points} points is {tells} (McNemar's test, {_chance(self.p)})."
+        if self.overlap:
+            tells = "overlap: this difference of {} points is within what the intervals cannot separate"
+        else:
+            tells = "do not overlap: this difference of {} points is more than the choice of test images explains"
+        return f"The intervals {tells.format(self.points)}."
 
 
 def columns(runs: Sequence[RunFiles]) -> list[str]:
@@ -106,7 +128,12 @@ def _remarked(run: RunFiles, found: list[Row]) -> list[Row]:
 
 
 def compare(table: Sequence[Row]) -> list[Comparison]:
-    """Pairs of runs under the same attack on the same kind of checkpoint, the higher figure first."""
+    """Pairs of runs under the same attack on the same kind of checkpoint, the higher figure first.
+
+    Pairs that `methods` speaks of are left to it: of two seeds of two methods the methods are what one asks about.
+    """
+    runs = {row.run.label: row.run for row in table}
+    grouped = {run.label for seeds in methods_of(list(runs.values())) for run in seeds}
     groups: dict[tuple, dict[str, Entry]] = {}
     for row in table:
         for attack, entry in row.cells.items():
@@ -124,8 +151,73 @@ def compare(table: Sequence[Row]) -> list[Comparison]:
             pairs = ((ranked[0], other) for other in ranked[1:])
         at = "" if eps is None else f", eps {fraction(eps)}"
         where = f"{checkpoint} checkpoint, {dataset} {split} images{at}"
-        found += [Comparison(attack, where, high, low) for high, low in pairs]
+        found += [
+            Comparison(attack, where, high, low, same_images(runs[high[0]], high[1], runs[low[0]], low[1]))
+            for high, low in pairs
+            if not {high[0], low[0]} <= grouped
+        ]
     return found
+
+
+def same_images(run: RunFiles, entry: Entry, other: RunFiles, its: Entry) -> float | None:
+    """McNemar's p for two runs' figures; None where they are not known to be about the same images, attacked alike."""
+    alike = all(getattr(entry, name, None) == getattr(its, name, None) for name in comparing.QUESTION)
+    if not alike or entry.dataset == "given":
+        return None
+    flags, theirs = (read_flags(one.path, of.model_dump()) for one, of in ((run, entry), (other, its)))
+    return None if flags is None or theirs is None else paired(flags, theirs).p
+
+
+def methods_of(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:
+    """Runs that differ in their seed alone, where there are two methods or more with two seeds or more."""
+    groups: dict[str, dict[int, RunFiles]] = {}
+    for run in runs:
+        settings = {name: value for name, value in flat(run.config).items() if name not in comparing.OWN}
+        groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
+    several = [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
+    return several if len(several) > 1 else []
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Two methods under one attack, with all their seeds, in words."""
+
+    attack: str
+    where: str
+    verdict: str
+
+
+def methods(runs: Sequence[RunFiles]) -> list[Methods]:
+    """What can be said of each two methods that have several seeds, by checkpoint and attack."""
+    found = []
+    for one, other in itertools.combinations(methods_of(runs), 2):
+        groups = comparing.named([run.path for run in one], [run.path for run in other])
+        for checkpoint in dict.fromkeys(entry.checkpoint for run in (*one, *other) for entry in run.entries):
+            try:
+                result = comparing.compare(groups, checkpoint=checkpoint)
+            except UserError as error:
+                found.append(Methods(listed(list(groups)), f"{checkpoint} checkpoint", f"not compared: {error}."))
+            else:
+                found += [_methods(result, row) for row in result.rows]
+    return found
+
+
+def _methods(result: comparing.Comparison, row: comparing.Row) -> Methods:
+    asked, d = row.question, row.difference
+    at = "" if row.attack == "natural" else f", eps {fraction(asked['eps'])}"
+    where = f"{result.checkpoint} checkpoint, {asked['dataset']} {asked['split']} images{at}"
+    means = [
+        f"{name} {percent(side.accuracy)} over {len(side.accuracies)} seeds"
+        for name, side in zip(result.groups, row.sides, strict=True)
+    ]
+    tells = "more than other seeds and images explain" if d.p < LEVEL else "within what other seeds and images would do"
+    points = f"{100 * d.estimate:+.1f} points (95{chr(160)}% interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
+    verdict = f"{listed(means)}. This difference of {points} is {tells} ({d.test}, {_chance(d.p)})."
+    return Methods(row.attack, where, verdict)
+
+
+def _chance(p: float) -> str:
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
 
 
 def finding(table: Sequence[Row]) -> str:
@@ -146,7 +238,12 @@ def finding(table: Sequence[Row]) -> str:
     if len(ranked) < 2:
         return f"{text}."
     if len(ranked) == 2:
-        pair = Comparison(key[0], "", ranked[0], ranked[1])
+        (high, entry), (low, its) = ranked
+        runs = {row.run.label: row.run for row in table}
+        pair = Comparison(key[0], "", ranked[0], ranked[1], same_images(runs[high], entry, runs[low], its))
+        if pair.p is not None:
+            tail = "differ as models" if pair.p < LEVEL else "are not told apart by these images"
+            return f"{text}; image by image, the two {tail} (McNemar's test, {_chance(pair.p)})."
         tail = "overlap, so these figures do not tell the two apart" if pair.overlap else "do not overlap"
         return f"{text}; the 95{chr(160)}% intervals {tail}."
     return f"{text}."

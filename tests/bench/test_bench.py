@@ -124,7 +124,7 @@ def test_flops_of_resnet18_are_the_known_ones():
     [
         (["nothing"], "'nothing'"),
         ([], "what"),
-        (["train", "--methods", "at,fgsm"], "unknown method 'fgsm'; choose from at, mart, part, part-m, part-t, trades"),
+        (["train", "--methods", "at,fgsm"], "unknown method 'fgsm'; choose from at, mart, part, part-m"),
         (["attack", "--batch-size", "0"], "'0' is not a whole number above 0"),
         (["attack", "--steps", "ten"], "'ten' is not a whole number above 0"),
         (["attack", "--methods", "at"], "bench attack takes no --methods"),

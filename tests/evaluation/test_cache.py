@@ -183,7 +183,16 @@ def test_flags_that_are_gone_or_spoilt_are_computed_again(spoil, ask, net, tmp_p
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("accuracy", 1.0), ("correct", 40), ("n", 41), ("key", 7), ("probe", None), ("probe", [])],
+    [
+        ("accuracy", 1.0),
+        ("correct", 40),
+        ("n", 41),
+        ("key", 7),
+        ("probe", None),
+        ("probe", []),
+        ("doubts", None),
+        ("doubts", [3]),
+    ],
 )
 def test_an_entry_that_contradicts_its_flags_is_computed_again(field, value, ask, net, tmp_path):
     ask(net)

@@ -9,8 +9,8 @@ from pixelpart.cli import main
 from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate
-from pixelpart.evaluation.accuracy import Pictures
 from pixelpart.evaluation.explain import explain, heat_and_budget, high, object_share, spread
+from pixelpart.evaluation.pictures import Pictures
 
 
 def test_spread_takes_the_first_of_every_class_then_the_second():

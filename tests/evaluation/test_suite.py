@@ -89,7 +89,8 @@ def test_the_defaults_are_the_same_in_python_and_on_the_command_line(run, capsys
     "name", ["pgd", "pgd0", "pgd20x0", "pgd20x", "pgd-1", "PGD20", "fgsm", "", "pgd2 ", "pgd٣", "mma"]
 )
 def test_an_unknown_attack_is_named_with_the_choices(name, plane, pair):
-    with pytest.raises(UserError, match=r"unknown attack .* choose from natural, pgdK, pgdKxR, mmaK, mmaKxR"):
+    choices = r"natural, pgdK, pgdKxR, mmaK, mmaKxR .*, apgd-ce, .*, autoattack-plus"
+    with pytest.raises(UserError, match=rf"unknown attack .* choose from {choices}"):
         evaluate(plane, data=pair, attacks=[name])
 
 
@@ -129,7 +130,7 @@ def test_progress_is_told_of_every_attack_to_the_end(plane, pair):
     assert list(result) == names
     for name in result:
         news = [item for item in told if item[0] == name]
-        assert news[-1] == (name, 40, 40, result[name].correct)
+        assert news[-1] == (name, 40, 40, result[name].accuracy)
         assert all(total == 40 for _, _, total, _ in news)
 
 

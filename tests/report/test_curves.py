@@ -23,7 +23,7 @@ def test_importing_the_report_imports_no_matplotlib_and_drawing_no_pyplot(make_r
         assert "matplotlib" not in sys.modules
         write_report([Path({str(make_run())!r})], Path({str(make_run("other"))!r}) / "r.html")
         assert "matplotlib.pyplot" not in sys.modules
-        assert not any(name.startswith(("pixelpart.engine", "pixelpart.evaluation")) for name in sys.modules)
+        assert not any(name.startswith("pixelpart.engine") for name in sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,5 +1,12 @@
+import numpy as np
+import pytest
+
+from pixelpart import recipes
+from pixelpart.evaluation import cache, wilson
+from pixelpart.evaluation.statistics import crossed_bootstrap, mcnemar
+from pixelpart.report import write_report
 from pixelpart.report.reading import read_run, read_runs
-from pixelpart.report.table import columns, compare, finding, rows
+from pixelpart.report.table import columns, compare, finding, methods, rows
 
 
 def table(run):
@@ -71,3 +78,107 @@ def test_the_finding_is_about_the_attack_that_costs_most(make_run, entry):
     assert finding(rows(run)).replace("\u00a0", " ") == (
         "Under pgd100 at eps 8/255, the share of shapes test images classified right is 30.0 % for “part”."
     )
+
+
+# -- flags by image
+
+
+@pytest.fixture
+def measured(make_run, entry):
+    """Makes a run folder whose pgd20 has flags."""
+
+    def make(name, right, *, recipe="shapes-part", seed=0, **changes):
+        folder = make_run(name, config=recipes.RECIPES[recipe](seed=seed), entries=[])
+        key = name.encode().hex().ljust(32, "0")[:32]
+        figures = {"correct": int(right.sum()), "n": len(right), "key": key, "fingerprint": cache.fingerprint(right)}
+        interval = {"interval": list(wilson(int(right.sum()), len(right))), "subject": None}
+        cache.add(folder, entry(accuracy=right.mean(), **figures, **interval, **changes), right)
+        return folder
+
+    return make
+
+
+def right(a_only, b_only, both=400, n=1000):
+    order = np.arange(n)
+    return order < both + a_only, (order < both) | (order >= n - b_only)
+
+
+def pairs(*folders):
+    return compare([row for run in read_runs(list(folders)) for row in rows(run)])
+
+
+def test_two_runs_on_the_same_images_are_told_apart_image_by_image(measured):
+    """The intervals of 43 % and 40 % overlap; 31 images to 1 are clear all the same."""
+    a, b = right(31, 1)
+    folders = measured("a", a), measured("b", b)
+    (pair,) = pairs(*folders)
+    assert pair.overlap
+    assert pair.p == mcnemar(31, 1)
+    assert pair.verdict == (
+        "This difference of 3.0 points is more than the choice of test images explains (McNemar's test, p < 0.001)."
+    )
+    text = finding([row for run in read_runs(list(folders)) for row in rows(run)])
+    assert text.endswith("image by image, the two differ as models (McNemar's test, p < 0.001).")
+
+
+def test_a_difference_that_chance_explains_is_called_so(measured):
+    a, b = right(60, 50)
+    folders = measured("a", a), measured("b", b)
+    (pair,) = pairs(*folders)
+    assert "within what chance explains (McNemar's test, p = 0.39)" in pair.verdict
+    text = finding([row for run in read_runs(list(folders)) for row in rows(run)])
+    assert text.endswith("the two are not told apart by these images (McNemar's test, p = 0.39).")
+
+
+def test_without_the_same_question_or_without_flags_the_intervals_speak(measured):
+    a, b = right(31, 1)
+    folder = measured("a", a)
+    assert pairs(folder, measured("b", b, seed=1, settings={"steps": 9}))[0].p is None
+    assert pairs(folder, measured("c", b[:-1]))[0].p is None
+    other = measured("d", b)
+    for path in (other / "eval").glob("*.npy"):
+        path.unlink()
+    (pair,) = pairs(folder, other)
+    assert pair.p is None
+    assert "The intervals overlap" in pair.verdict
+
+
+def test_seeds_of_one_method_are_taken_together(measured, parse, tmp_path):
+    draw = np.random.default_rng(0)
+    sides = {recipe: draw.random((3, 500)) < p for recipe, p in (("shapes-at", 0.5), ("shapes-part", 0.7))}
+    folders = [
+        measured(f"{recipe}-{seed}", flags, recipe=recipe, seed=seed)
+        for recipe, side in sides.items()
+        for seed, flags in enumerate(side)
+    ]
+    runs = read_runs(folders)
+    (told,) = methods(runs)
+    expected = crossed_bootstrap(*sides.values())
+    assert expected.p < 0.05
+    assert told.attack == "pgd20"
+    assert told.where == "best checkpoint, shapes test images, eps 8/255"
+    assert f"This difference of {100 * expected.estimate:+.1f} points" in told.verdict
+    assert "is more than other seeds and images explain (bootstrap over seeds and images, p" in told.verdict
+    assert pairs(*folders) == []
+    page = parse(write_report(folders, tmp_path / "r.html"))
+    (item,) = page.all("ul", "methods")[0].all("li")
+    assert "shapes-at" in item.text
+    assert page.all("ul", "comparisons") == []
+
+
+def test_a_single_run_beside_two_methods_is_still_compared(measured):
+    draw = np.random.default_rng(0)
+    named = [("shapes-at", 0), ("shapes-at", 1), ("shapes-part", 0), ("shapes-part", 1), ("shapes-trades", 0)]
+    folders = [measured(f"{recipe}-{s}", draw.random(300) < 0.5, recipe=recipe, seed=s) for recipe, s in named]
+    found = pairs(*folders)
+    assert found
+    assert all("shapes-trades-0" in (pair.high[0], pair.low[0]) for pair in found)
+
+
+def test_methods_that_answered_different_questions_say_so(measured):
+    flags = np.random.default_rng(0).random((4, 100)) < 0.5
+    folders = [measured(f"at-{seed}", flags[seed], recipe="shapes-at", seed=seed) for seed in range(2)]
+    folders += [measured(f"part-{seed}", flags[2 + seed], seed=seed, eps=4 / 255) for seed in range(2)]
+    (told,) = methods(read_runs(folders))
+    assert told.verdict.startswith("not compared: pgd20 in ")
+    assert "eps: " in told.verdict

@@ -1,0 +1,136 @@
+"""Is this number to be trusted? Each check looks at a few images and tells its doubts in words, none where all is well.
+
+A doubt does not change a figure. It goes with it: into its entry and under the table.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from pixelpart import losses
+from pixelpart.config import write_fraction
+from pixelpart.evaluation.accuracy import logits_of
+from pixelpart.evaluation.pictures import Pictures
+from pixelpart.types import Images, Labels, Logits, Model
+
+Doubts = list[str]
+
+PROBES = 64  # images that are looked at, spread over all
+ROUNDING = 1e-4  # of the largest logit: what two passes over one batch may differ by
+REBATCHING = 1e-3  # the same for other batch sizes, which may take other kernels
+CHANCE = 1e-3  # how probable a difference between two shares may be if there is none
+
+TRAIN_MODE = "the model came in train mode, with dropout or batch norm in it; it was judged in eval mode"
+RANDOM = (
+    "two passes over the same images differ: the model is random, an attack has to average over its draws (EOT), "
+    "and these figures overstate its robustness"
+)
+BATCH = "the logits of an image depend on the other images in its batch, and so do these figures on the batch size"
+
+# By what mean and deviation a channel people normalise, besides those of the images themselves.
+STATISTICS = {
+    "0.5 and 0.5": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "ImageNet's mean and deviation": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+def of_mode(model: nn.Module) -> Doubts:
+    """Whether a module, as its owner hands it over, has layers in train mode that would act otherwise than in eval."""
+
+    def acts(module: nn.Module) -> bool:
+        if isinstance(module, _DropoutNd):
+            return module.p > 0
+        return isinstance(module, _NormBase) and module.running_mean is not None
+
+    return [TRAIN_MODE] if any(module.training and acts(module) for module in model.modules()) else []
+
+
+def of_settings(eps: float, settings: Mapping[str, Any]) -> Doubts:
+    """Whether an attack of so many steps of this length can cross the ball: steps * step_size >= eps."""
+    if "step_size" not in settings or settings["steps"] * settings["step_size"] >= eps * (1 - 1e-6):
+        return []
+    way = f"{settings['steps']} * {write_fraction(settings['step_size'])} < {write_fraction(eps)}"
+    return [f"steps * step_size < eps ({way}): the attack cannot reach all that eps allows"]
+
+
+def of_model(model: Model, pictures: Pictures) -> Doubts:
+    """Whether the model is random, depends on the batch, or knows the images far better on another scale."""
+    x, y = probes(pictures)
+    logits = logits_of(model, x)
+    if _differ(logits, logits_of(model, x), share=ROUNDING):
+        return [RANDOM, *of_scale(model, x, y, logits)]
+    half = (len(x) + 1) // 2
+    mixed = _differ(logits[:half], logits_of(model, x[:half]), share=REBATCHING)
+    return [*([BATCH] if mixed else []), *of_scale(model, x, y, logits)]
+
+
+def of_scale(model: Model, x: Images, y: Labels, logits: Logits) -> Doubts:
+    """Whether the model answers better on another scale than on [0,1], and better there than one class for all would.
+
+    Both by an exact sign test at CHANCE: of the images on which two answers differ in being right, as many would favour
+    either if neither were better.
+    """
+    right = logits.argmax(1) == y
+    blind = y == y.mode().values
+    best, doubts = int(right.sum()), []
+    for words, other in scales(x).items():
+        try:
+            answers = logits_of(model, other).argmax(1) == y
+        except Exception:  # the user's own code, on images that it may rightly refuse
+            continue
+        if int(answers.sum()) > best and _better(answers, right) and _better(answers, blind):
+            best, n = int(answers.sum()), len(y)
+            doubts = [f"of {n} images the model gets {int(right.sum())} right as they are, and {best} {words}"]
+    return doubts
+
+
+def scales(x: Images) -> dict[str, Images]:
+    """[0,1] images as a model may want them that was trained on others, each with words for it."""
+    std, mean = torch.std_mean(x, dim=(0, 2, 3), correction=0)
+    known = {"their own mean and deviation": (mean, std.clamp(min=1e-3))}
+    if x.shape[1] == 3:
+        known |= {name: (x.new_tensor(centre), x.new_tensor(width)) for name, (centre, width) in STATISTICS.items()}
+    made = {"when pixels run from 0 to 255: was it trained on those?": 255 * x}
+    for name, (centre, width) in known.items():
+        mean, std = centre[:, None, None], width[:, None, None]
+        made[f"when normalised (by {name}): does it lack its normalisation?"] = (x - mean) / std
+        made[f"when a normalisation is undone beforehand (by {name}): does it normalise twice?"] = x * std + mean
+    return made
+
+
+def of_gradients(model: Model, pictures: Pictures) -> Doubts:
+    """At how many images that are right a loss has no gradient that an attack could follow."""
+    x, y = probes(pictures)
+    doubts = []
+    with torch.enable_grad():
+        logits = model(x.requires_grad_())
+        right = logits.argmax(1) == y
+        for name, loss in (("cross-entropy", losses.ce), ("margin", losses.margin)):
+            grad = torch.autograd.grad(loss(logits, y).sum(), x, retain_graph=True)[0].flatten(1)
+            count = int((right & ~(grad.isfinite() & (grad != 0)).any(1)).sum())
+            if count:
+                where = f"{count} of {int(right.sum())} images that are right"
+                doubts.append(
+                    f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there"
+                )
+    return doubts
+
+
+def probes(pictures: Pictures) -> tuple[Images, Labels]:
+    """A few images, evenly spread: a set may be sorted by class."""
+    n = min(PROBES, len(pictures))
+    return pictures.take(torch.arange(n) * len(pictures) // n)
+
+
+def _differ(a: Logits, b: Logits, *, share: float) -> bool:
+    return bool((a - b).abs().max() > share * torch.maximum(a.abs().max(), b.abs().max()))
+
+
+def _better(a: Tensor, b: Tensor) -> bool:
+    wins, n = int((a & ~b).sum()), int((a ^ b).sum())
+    return sum(math.comb(n, k) for k in range(wins, n + 1)) < CHANCE * 2**n

@@ -1,0 +1,125 @@
+"""Which images stay right under searches, AutoAttack's among them: full batches of what still stands, fp32 deciding."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pixelpart.attacks.autoattack import PRECISIONS, all_tries, hunt, view_for_search
+from pixelpart.attacks.search import Search, spread
+from pixelpart.attacks.sweep import Try
+from pixelpart.errors import choose
+from pixelpart.evaluation.accuracy import logits_of
+from pixelpart.evaluation.journal import Journal
+from pixelpart.evaluation.pictures import Pictures
+from pixelpart.types import Flags, Images, Labels, Logits, Model
+
+AGREEMENT = 0.1  # of the logits' spread: how far a bf16 view may be from the model, and still be searched through
+Tell = Callable[[str, int, int, float], None]  # part, tries settled, of how many, share of images that stand
+
+
+def under_searches(
+    model: nn.Module,
+    pictures: Pictures,
+    parts: Mapping[str, Search],
+    *,
+    right: Flags,
+    eps: float,
+    search: str,
+    seed: int,
+    slots: int,
+    journal: Journal,
+    tell: Tell,
+    say: Callable[[str], None],
+) -> Flags:
+    """Which of the images that are `right` to begin with stay so under all parts, each at what those before left.
+
+    What the journal knows is not done again.
+    """
+    right = right.clone()
+    clean = clean_logits(model, pictures, batch_size=slots)
+    net, doubt = trusted_view(model, pictures, search, clean)
+    if doubt:
+        say(doubt)
+
+    def take(samples: Tensor) -> tuple[Images, Labels, Tensor]:
+        x, y = pictures.take(samples.cpu())
+        return x, y, spread(eps, x)
+
+    def judge(x: Images) -> Logits:
+        return logits_of(model, x)
+
+    for part, (name, method) in enumerate(parts.items()):
+        fallen = journal.broken(part)
+        tries = all_tries(method, right.nonzero()[:, 0].tolist(), clean.shape[1])
+        waiting = [one for one in tries if one[0] not in fallen and (part, *one) not in journal.done]
+        progress = Standing(name, total=len(tries), settled=len(tries) - len(waiting), right=right, fallen=fallen)
+
+        def settle(one: Try, broken: bool, *, part: int = part, progress: Standing = progress) -> None:
+            journal.settle(part, *one, broken)
+            progress.settle(one, broken)
+            tell(*progress.news)
+
+        tell(*progress.news)
+        hunt(name, method, net, judge, take, clean, waiting, seed=seed, slots=slots, settle=settle, say=say)
+        right[list(fallen)] = False
+        tell(*dataclasses.replace(progress, settled=len(tries)).news)
+        journal.note_time()
+    return right
+
+
+@dataclass
+class Standing:
+    """How far one part has come: tries settled, and which samples have fallen in it."""
+
+    name: str
+    total: int
+    settled: int
+    right: Flags
+    fallen: set[int]
+
+    def settle(self, one: Try, broken: bool) -> None:
+        self.settled += 1
+        if broken:
+            self.fallen.add(one[0])
+
+    @property
+    def news(self) -> tuple[str, int, int, float]:
+        return self.name, self.settled, self.total, (int(self.right.sum()) - len(self.fallen)) / len(self.right)
+
+
+def choose_search(search: str, device: torch.device) -> str:
+    """The precision of the search: "auto" is bf16 on a GPU, where it is several times as fast, and fp32 elsewhere."""
+    if search == "auto":
+        return "bf16" if device.type == "cuda" else "fp32"
+    choose(PRECISIONS, search, "search")
+    return search
+
+
+def clean_logits(model: nn.Module, pictures: Pictures, *, batch_size: int) -> Logits:
+    """What the model says of all pictures as they are."""
+    batches = torch.arange(len(pictures)).split(batch_size)
+    return torch.cat([logits_of(model, pictures.take(index)[0]) for index in batches])
+
+
+def trusted_view(model: nn.Module, pictures: Pictures, search: str, clean: Logits) -> tuple[Model, str | None]:
+    """The model as it is searched through, and why not as asked, if so.
+
+    A view that does not say of some images what the model says of them is not used.
+    """
+    dtype = PRECISIONS[search]
+    view = view_for_search(model, dtype, pictures.device)
+    if view is model:
+        return model, None if dtype is None else f"the model cannot be searched through in {search}: fp32 instead"
+    some = torch.arange(min(64, len(pictures)))
+    expected = clean[: len(some)]
+    try:
+        apart = (view(pictures.take(some)[0]) - expected).abs().max() / expected.std().clamp_min(1e-12)
+        trusted = bool(apart <= (AGREEMENT if dtype else 1e-3))
+    except RuntimeError:  # the model's own operations, in another type than they were written for
+        trusted = False
+    if trusted:
+        return view, None
+    return model, f"the model cannot be searched through in {search} and folded: it is used as it is"

@@ -1,0 +1,227 @@
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from pixelpart.cli import main
+from pixelpart.config import Config
+from pixelpart.errors import UserError
+from pixelpart.evaluation import cache, wilson
+from pixelpart.evaluation.compare import compare, named
+from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, crossed_bootstrap, mcnemar
+from pixelpart.runfolder import atomic_write
+
+
+def flags(accuracy, seed, n=200):
+    return np.random.default_rng([seed, int(1000 * accuracy)]).random(n) < accuracy
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a run folder with results: `answers` are flags by attack, `changes` other values in all its entries."""
+
+    def make(name, number=0, answers=None, config=None, **changes):
+        folder = tmp_path / name
+        atomic_write(folder / "config.json", Config(**{"seed": number} | (config or {})).to_json())
+        if answers is None:
+            answers = {"natural": flags(0.8, number), "pgd20": flags(0.5, number)}
+        for attack, right in answers.items():
+            settings = {} if attack == "natural" else {"steps": 20, "step_size": 2 / 255, "restarts": 1}
+            entry = {
+                "attack": attack, "subject": None, "checkpoint": "best", "dataset": "shapes", "split": "test",
+                "accuracy": right.mean(), "correct": int(right.sum()), "n": len(right), "settings": settings,
+                "eps": 8 / 255 if settings else 0.0, "seed": 0, "precision": "fp32",
+                "fingerprint": cache.fingerprint(right),
+            } | changes  # fmt: skip
+            key = hashlib.sha256(repr((attack, number, sorted(changes.items()))).encode()).hexdigest()[:32]
+            cache.add(folder, entry | {"key": key}, right)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def groups(make):
+    others = [{"natural": flags(0.7, seed), "pgd20": flags(0.55, seed)} for seed in range(2)]
+    return {
+        "at": [make(f"at-{seed}", seed) for seed in range(3)],
+        "part": [make(f"part-{seed}", seed, answers) for seed, answers in enumerate(others)],
+    }
+
+
+def test_several_seeds_are_compared_by_the_bootstrap(groups):
+    found = compare(groups)
+    assert [row.attack for row in found.rows] == ["natural", "pgd20"]
+    for row, a, b in zip(found.rows, (0.8, 0.5), (0.7, 0.55), strict=True):
+        mine, theirs = (np.stack([flags(p, seed) for seed in range(k)]) for p, k in ((a, 3), (b, 2)))
+        assert row.difference == crossed_bootstrap(mine, theirs)
+        assert row.difference.test == BOOTSTRAP
+        assert row.sides[0].accuracies == mine.mean(1).tolist()
+        assert row.sides[0].accuracy == pytest.approx(mine.mean())
+        assert row.sides[0].deviation == pytest.approx(mine.mean(1).std(ddof=1))
+        assert row.sides[0].intervals == [wilson(int(run.sum()), 200) for run in mine]
+
+
+def test_two_single_runs_are_compared_by_mcnemar(groups):
+    found = compare({"at": groups["at"][:1], "part": groups["part"][:1]}, attacks=["pgd20"])
+    (row,) = found.rows
+    a, b = flags(0.5, 0), flags(0.55, 0)
+    assert row.difference.p == mcnemar(int((a & ~b).sum()), int((b & ~a).sum()))
+    assert row.difference.test == MCNEMAR
+    assert row.sides[0].intervals == [wilson(int(a.sum()), 200)]
+    assert row.sides[0].deviation is None
+
+
+def test_the_table_says_all_of_it(groups):
+    lines = str(compare(groups)).splitlines()
+    assert lines[0] == f"at: {', '.join(map(str, groups['at']))}"
+    head, natural, pgd = lines[3:6]
+    assert head.split() == ["attack", "eps", "n", "at", "part", "at", "-", "part", "p", "test"]
+    assert natural.endswith("bootstrap over seeds and images")
+    assert pgd.split()[:3] == ["pgd20", "8/255", "200"]
+    assert "± is the deviation between seeds" in lines[-1]
+    single = str(compare({"at": groups["at"][:1], "part": groups["part"][:1]}))
+    assert "±" not in single
+    assert "McNemar, exact" in single
+
+
+def test_one_against_several_is_refused(groups):
+    with pytest.raises(UserError, match="3 against 1 runs: from a single run"):
+        compare({"at": groups["at"], "part": groups["part"][:1]})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dataset", "cifar10"), ("split", "train"), ("eps", 4 / 255), ("seed", 7), ("precision", "bf16"),
+     ("settings", {"steps": 50}), ("pixels", "ab")],
+)  # fmt: skip
+def test_another_question_is_refused_by_folder_and_field(make, field, value):
+    a, b = make("at-0"), make("part-0", **{field: value})
+    with pytest.raises(UserError, match=f"in {b} is not what it is in {a} .*{field}: ") as caught:
+        compare({"at": [a], "part": [b]})
+    assert repr(value) in str(caught.value)
+
+
+def test_other_images_are_refused(make):
+    a, b = make("at-0"), make("part-0", answers={"natural": flags(0.8, 0, n=100)})
+    with pytest.raises(UserError, match="n: 200 there, 100 here"):
+        compare({"at": [a], "part": [b]})
+
+
+def test_images_that_were_given_need_their_hash(make):
+    given = {"dataset": "given", "split": "given"}
+    with pytest.raises(UserError, match="about images that were given; which, its"):
+        compare({"at": [make("at-0", **given)], "part": [make("part-0", **given)]})
+    assert compare({"at": [make("at-1", **given, pixels="ab")], "part": [make("part-1", **given, pixels="ab")]}).rows
+
+
+def test_every_question_that_all_have_answered_has_a_row(make):
+    a, b = make("at-0"), make("part-0")
+    make("at-0", answers={"pgd20": flags(0.6, 0)}, eps=4 / 255)
+    assert len(compare({"at": [a], "part": [b]}).rows) == 2
+    make("part-0", answers={"pgd20": flags(0.6, 1)}, eps=4 / 255)
+    asked = [(row.attack, row.question["eps"] * 255) for row in compare({"at": [a], "part": [b]}).rows]
+    assert asked == [("natural", 0), ("pgd20", 8), ("pgd20", 4)]
+
+
+def test_an_attack_that_some_lack_is_left_out_and_named(make):
+    a, b = make("at-0"), make("part-0", answers={"natural": flags(0.8, 0)})
+    found = compare({"at": [a], "part": [b]})
+    assert [row.attack for row in found.rows] == ["natural"]
+    assert str(found).splitlines()[-1] == f"left out: pgd20, not in {b}"
+    with pytest.raises(UserError, match=f"no pgd20 of the best checkpoint in {b}; there are: natural, pgd20"):
+        compare({"at": [a], "part": [b]}, attacks=["pgd20"])
+    with pytest.raises(UserError, match="no attack has been tried on the last checkpoints"):
+        compare({"at": [a], "part": [b]}, checkpoint="last")
+
+
+def test_doubts_go_with_the_figures(make):
+    a, b = make("at-0", doubts=["gradients are zero"]), make("part-0")
+    text = str(compare({"at": [a], "part": [b]}, attacks=["pgd20"]))
+    assert "McNemar, exact *" in text
+    assert text.endswith("* pgd20: gradients are zero")
+
+
+def test_damaged_flags_give_no_number(make):
+    a, b = make("at-0"), make("part-0")
+    for path in (b / "eval").glob("*.npy"):
+        np.save(path, ~np.load(path))
+    with pytest.raises(UserError, match=f"flags of natural in {b} are missing or damaged"):
+        compare({"at": [a], "part": [b]})
+
+
+def test_a_group_is_seeds_of_one_method(make, groups):
+    longer = make("at-9", 9, config={"epochs": 7})
+    with pytest.raises(UserError, match=f"{longer} is not {groups['at'][0]} with another seed .*80 there, 7 here"):
+        compare({"at": [*groups["at"], longer], "part": groups["part"]})
+    again = make("at-again", 1)
+    with pytest.raises(UserError, match=f"{again} has the seed of {groups['at'][1]}, 1: that is one run twice"):
+        compare({"at": [*groups["at"], again], "part": groups["part"]})
+    forked = make("at-8", 8, config={"init_from": "runs/burn@3", "recipe": "other"})
+    assert compare({"at": [*groups["at"], forked], "part": groups["part"]}).rows
+
+
+def test_a_run_on_both_sides_is_refused(groups):
+    with pytest.raises(UserError, match="at-0 is there twice"):
+        compare({"at": groups["at"][:1], "again": [str(groups["at"][0])]})
+
+
+def test_two_groups_it_has_to_be(groups):
+    for wrong in ({"at": groups["at"]}, {"at": groups["at"], "part": []}):
+        with pytest.raises(UserError, match="two groups of run folders, not 1"):
+            compare(wrong)
+
+
+def test_groups_are_named_by_what_their_folders_have_in_common(tmp_path):
+    def names(first, second):
+        return list(named([tmp_path / name for name in first], [tmp_path / name for name in second]))
+
+    assert names(["at-0", "at-1"], ["part-0", "part-1"]) == ["at", "part"]
+    assert names(["at-10", "at-11"], ["cifar10-0", "cifar10-1"]) == ["at", "cifar10"]
+    assert names(["at-0"], ["part-0"]) == ["at-0", "part-0"]
+    assert names(["a", "b"], ["c", "d"]) == names(["x/0"], ["y/0"]) == ["first", "second"]
+
+
+# -- the command
+
+
+def test_the_command_prints_the_table_or_json(groups, capsys):
+    args = [*map(str, groups["at"]), "--with", *map(str, groups["part"])]
+    assert main(["compare", *args]) == 0
+    assert capsys.readouterr().out == f"{compare(groups)}\n"
+    assert main(["compare", "--json", "--attacks", "pgd20", *args]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content == compare(groups, attacks=["pgd20"]).as_json() | {"rows": content["rows"]}
+    (row,) = content["rows"]
+    assert (row["attack"], row["n"], row["eps"]) == ("pgd20", 200, 8 / 255)
+    expected = compare(groups)["pgd20"]
+    assert row["difference"] == json.loads(json.dumps(expected.difference.as_json()))
+    assert row["accuracy"]["at"]["accuracies"] == expected.sides[0].accuracies
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "say `compare RUN ... --with RUN ...` or `compare --calibrate"),
+        (["a"], "say `compare RUN"),
+        (["--with", "a"], "say `compare RUN"),
+        (["--calibrate", "a", "--with", "b"], "say `compare RUN"),
+        (["a", "--with"], "--with: expected at least one argument"),
+        (["a", "--with", "b"], "a is not a run folder"),
+        (["a", "--with", "b", "--repeats", "9"], "compare takes --repeats with --calibrate alone"),
+        (["--calibrate", "--seeds", "3,x"], "'x' is not a whole number above 0"),
+        (["--calibrate", "--accuracy", "50"], "accuracy 50.0 is not between 0 and 1"),
+        (["--calibrate", "--correlation", "1"], "correlation 1.0 is not between 0 and 1"),
+        (["--calibrate", "--deviation", "-1"], "deviation -1.0 is not a share below 0.5"),
+        (["--calibrate", "--images", "1"], "images 1 is not a number of images above 1"),
+        (["--calibrate", "nothing"], "nothing is not a run folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(args, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,277 @@
+"""Every doubt has a model made to raise it, and a sound model raises none."""
+
+import functools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from pixelpart import data, models
+from pixelpart.evaluation import evaluate, guards
+from pixelpart.evaluation.outcome import Outcome, Result
+from pixelpart.evaluation.pictures import Pictures
+
+
+class Light(nn.Module):
+    """Says 1 where the image is lighter than the middle, of what `change` makes of it."""
+
+    def __init__(self, change=lambda x: x, middle=0.5, sharpness=20.0):
+        super().__init__()
+        self.change, self.middle, self.sharpness = change, middle, sharpness
+
+    def forward(self, x):
+        score = self.sharpness * (self.change(x).mean((1, 2, 3)) - self.middle)
+        return torch.stack((-score, score), 1)
+
+
+@pytest.fixture
+def light():
+    """100 images, each darker or lighter than the middle, sorted by that."""
+    generator = torch.Generator().manual_seed(4)
+    y = torch.arange(100) // 50
+    x = 0.2 * torch.rand(100, 3, 6, 6, generator=generator) + torch.where(y == 1, 0.55, 0.25)[:, None, None, None]
+    return Pictures(x, y, torch.device("cpu"))
+
+
+def looks(model, pictures):
+    return [*guards.of_model(model.eval(), pictures), *guards.of_gradients(model, pictures)]
+
+
+SOUND = {
+    "light": Light,
+    "steep": lambda: Light(sharpness=150.0),
+    "wrong about all": lambda: Light(sharpness=-20.0),
+    "normalised inside": lambda: Light(lambda x: (x - 0.5) / 0.2, 0.0, 4.0),
+    "small logits": lambda: Light(sharpness=1e-6),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_sound_model_raises_no_doubt(case, light):
+    assert looks(SOUND[case](), light) == []
+
+
+@functools.cache
+def shapes():
+    x, y = data.load("shapes", split="test")
+    return Pictures(x[:200], y[:200], torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["tiny-cnn", "wrn-10-1"])
+@pytest.mark.parametrize("seed", range(3))
+def test_nor_does_an_untrained_network(name, seed):
+    model = models.build(name, generator=torch.Generator().manual_seed(seed)).eval()
+    assert looks(model, shapes()) == []
+
+
+# -- scale
+
+IMAGENET = [torch.tensor(values)[:, None, None] for values in guards.STATISTICS["ImageNet's mean and deviation"]]
+SCALES = {
+    "bytes": (lambda x: x / 255, 32, "64 when pixels run from 0 to 255: was it trained on those?"),
+    "from -1 to 1": (lambda x: (x + 1) / 2, 0, "64 when normalised (by 0.5 and 0.5): does it lack its normalisation?"),
+    "normalised": (lambda x: x * IMAGENET[1] + IMAGENET[0], 32, "deviation): does it lack its normalisation?"),
+    "normalised twice": (
+        lambda x: (x - IMAGENET[0]) / IMAGENET[1],
+        32,
+        "64 when a normalisation is undone beforehand (by ImageNet's mean and deviation): does it normalise twice?",
+    ),
+}
+
+
+class Band(Light):
+    """Says 1 where the image is as light as the light ones, neither more nor less."""
+
+    def forward(self, x):
+        score = 0.04 - (self.change(x).mean((1, 2, 3)) - 0.65).abs()
+        return torch.stack((-score, score), 1)
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_a_model_for_another_scale_is_found_out(case, light):
+    change, right, message = SCALES[case]
+    assert looks(Band(), light) == []
+    (doubt,) = looks(Band(change), light)
+    assert doubt.startswith(f"of 64 images the model gets {right} right as they are, and 64 when ")
+    assert doubt.endswith(message)
+
+
+def test_a_model_that_refuses_other_scales_is_not_asked_twice(light):
+    def strict(x):
+        assert x.min() >= 0
+        assert x.max() <= 1
+        return x
+
+    assert looks(Light(strict), light) == []
+
+
+def test_one_class_for_all_is_no_better_answer(light):
+    assert looks(Light(lambda x: x - 1), light) == []  # right on half of them on every scale
+    only = Pictures(light.images[50:], light.labels[50:], light.device)
+    assert looks(Light(lambda x: x / 255), only) == []  # and here the one class is that of all images
+
+
+def test_grey_images_have_a_scale_too(light):
+    grey = Pictures(light.images[:, :1], light.labels, light.device)
+    assert looks(Light(), grey) == []
+    (doubt,) = looks(Light(lambda x: x / 255), grey)
+    assert "0 to 255" in doubt
+
+
+@pytest.mark.parametrize(("wins", "losses", "better"), [(10, 0, True), (9, 0, False), (20, 3, True), (20, 5, False)])
+def test_the_sign_test_is_exact(wins, losses, better):
+    a = torch.tensor([True] * wins + [False] * losses + [True, False])
+    b = torch.tensor([False] * wins + [True] * losses + [True, False])
+    assert guards._better(a, b) is better  # 2**-10 = 0.00098, 2**-9 = 0.002; 0.00024, 0.00204
+
+
+# -- randomness and batches
+
+
+@pytest.mark.parametrize("size", [0.5, 1e-3])
+def test_a_random_model_is_found_out(size, light):
+    noisy = Light(lambda x: x + size * torch.randn_like(x))
+    assert guards.RANDOM in looks(noisy, light)
+
+
+def test_dropout_that_eval_mode_does_not_reach_is_found_out(light):
+    assert guards.RANDOM in looks(Light(lambda x: nn.functional.dropout(x, 0.1, training=True)), light)
+
+
+def test_a_model_that_looks_at_its_batch_is_found_out(light):
+    model = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), Light(middle=0.0))
+    assert looks(model, light) == [guards.BATCH]
+
+
+def test_one_image_is_enough_to_look_at(light):
+    one = Pictures(light.images[:1], light.labels[:1], light.device)
+    assert looks(Light(), one) == []
+
+
+# -- gradients
+
+
+def stairs(x):
+    return (16 * x).round() / 16 + 0 * x
+
+
+def test_a_masked_gradient_is_counted(light):
+    doubts = looks(Light(stairs), light)
+    assert [re.search("of the (.*) is zero or NaN at (.*):", doubt).groups() for doubt in doubts] == [
+        ("cross-entropy", "64 of 64 images that are right"),
+        ("margin", "64 of 64 images that are right"),
+    ]
+
+
+def test_a_saturated_softmax_masks_the_cross_entropy_alone(light):
+    (doubt,) = looks(Light(sharpness=5000.0), light)
+    assert "cross-entropy is zero or NaN at 64 of 64" in doubt
+
+
+def test_images_that_are_wrong_to_begin_with_do_not_count(light):
+    partly = Light(lambda x: torch.where(x.mean((1, 2, 3), keepdim=True) > 0.5, 0 * x, x))
+    assert looks(partly, light) == []  # light images are taken for dark, and no gradient is needed there
+    (first, second) = looks(Light(lambda x: torch.where(x.mean((1, 2, 3), keepdim=True) > 0.5, 1 + 0 * x, x)), light)
+    assert "32 of 64" in first
+    assert "32 of 64" in second
+
+
+def test_a_gradient_that_is_not_a_number_counts_as_none(light):
+    broken = Light(lambda x: x + 0 * (x - x).sqrt())
+    assert any("cross-entropy is zero or NaN at 64 of 64" in doubt for doubt in looks(broken, light))
+
+
+# -- mode and settings
+
+
+@pytest.mark.parametrize(
+    ("layer", "doubted"),
+    [
+        (nn.BatchNorm2d(3), True),
+        (nn.BatchNorm2d(3, track_running_stats=False), False),
+        (nn.InstanceNorm2d(3), False),
+        (nn.Dropout2d(0.1), True),
+        (nn.Dropout(0.0), False),
+        (nn.ReLU(), False),
+    ],
+)
+def test_train_mode_is_told_where_it_matters(layer, doubted):
+    model = nn.Sequential(layer, nn.Flatten())
+    assert guards.of_mode(model.train()) == ([guards.TRAIN_MODE] if doubted else [])
+    assert guards.of_mode(model.eval()) == []
+    assert guards.of_mode(nn.Sequential(model.train(), nn.Flatten().eval()).eval()) == []
+
+
+@pytest.mark.parametrize(
+    ("eps", "settings", "doubted"),
+    [
+        (8 / 255, {"steps": 3, "step_size": 2 / 255}, True),
+        (8 / 255, {"steps": 4, "step_size": 2 / 255}, False),
+        (7 / 255, {"steps": 11, "step_size": 7 / 255 / 11}, False),  # below eps by rounding alone
+        (0.3, {"steps": 1, "step_size": 0.29}, True),
+        (1.0, {"queries": 5000}, False),
+        (0.0, {}, False),
+    ],
+)
+def test_steps_that_cannot_cross_the_ball_are_told(eps, settings, doubted):
+    assert bool(guards.of_settings(eps, settings)) is doubted
+
+
+def test_the_words_about_steps_have_the_numbers():
+    (doubt,) = guards.of_settings(8 / 255, {"steps": 3, "step_size": 2 / 255})
+    assert "(3 * 2/255 < 8/255)" in doubt
+
+
+# -- on the way to the figures
+
+
+def test_doubts_go_into_the_entries_they_are_about(net, pair, tmp_path):
+    settings = {"data": pair, "eps": 0.03, "step_size": 0.01, "out": tmp_path}
+    result = evaluate(net.train(), attacks=["natural", "pgd3", "pgd2"], **settings)
+    assert result["natural"].doubts == result["pgd3"].doubts == [guards.TRAIN_MODE]
+    assert result["pgd2"].doubts == [guards.TRAIN_MODE, *guards.of_settings(0.03, {"steps": 2, "step_size": 0.01})]
+    assert result.entries[2]["doubts"] == result["pgd2"].doubts
+
+
+def test_doubts_come_with_a_reused_result_and_are_not_looked_for_again(net, pair, tmp_path, monkeypatch):
+    settings = {"data": pair, "attacks": ["natural", "pgd2"], "eps": 0.03, "step_size": 0.01, "out": tmp_path}
+    first = evaluate(net, **settings)
+    assert [first[name].doubts == [] for name in first] == [True, False]
+    monkeypatch.setattr(guards, "of_model", None)
+    monkeypatch.setattr(guards, "of_gradients", None)
+    again = evaluate(net, **settings)
+    assert all(again[name].reused for name in again)
+    assert again.entries == first.entries
+
+
+def test_the_mode_is_that_of_this_call_not_of_an_earlier_one(net, pair, tmp_path):
+    settings = {"data": pair, "attacks": ["natural"], "out": tmp_path}
+    for mode, doubts in ((True, [guards.TRAIN_MODE]), (False, []), (True, [guards.TRAIN_MODE])):
+        assert evaluate(net.train(mode), **settings)["natural"].doubts == doubts
+
+
+def test_a_natural_figure_needs_no_gradient(light):
+    result = evaluate(Light(stairs), data=(light.images, light.labels), attacks=["natural", "pgd4"])
+    assert result["natural"].doubts == []
+    assert len(result["pgd4"].doubts) == 2
+
+
+def test_looking_leaves_the_model_and_the_figures_as_they_are(net, pair, monkeypatch):
+    expected = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
+    monkeypatch.setattr(guards, "of_model", lambda model, pictures: [])
+    monkeypatch.setattr(guards, "of_gradients", lambda model, pictures: [])
+    found = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
+    assert all((expected[name] == found[name]).all() for name in expected)
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_the_table_stars_what_is_doubted_and_says_why_below():
+    def outcome(doubts):
+        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "doubts": doubts}
+        return Outcome(entry, None, reused=False)
+
+    text = str(Result({"natural": outcome([]), "pgd2": outcome(["a", "b"]), "mma2": outcome(["b"])}))
+    rows = text.splitlines()
+    assert [row.endswith(" *") for row in rows[:3]] == [False, True, True]
+    assert rows[3:] == ["* pgd2: a", "* pgd2, mma2: b"]
