@@ -28,6 +28,7 @@ from pixelpart.errors import UserError
 
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
+ADDED = {"size": 0, "num_classes": 0, "eps_ramp": 0}  # came later: unused, they leave a run's hash as it was
 
 
 def parse_fraction(value: Any) -> float:
@@ -126,7 +127,11 @@ class Config(Part):
     seed: int = Field(0, ge=0)
     """every random draw follows from it"""
     dataset: str = "shapes"
-    """shapes, cifar10"""
+    """shapes, cifar10, cifar100, svhn, tinyimagenet, folder:PATH@SIZE or module:function"""
+    size: int = Field(0, ge=0)
+    """pixels a side of folder:PATH; 0: as the set has it"""
+    num_classes: int = Field(0, ge=0)
+    """classes of a set of your own, filled in when training starts; 0: as many as the set has"""
     augment: str = "none"
     """none or crop-flip"""
     holdout: int = Field(1024, ge=0)
@@ -145,6 +150,8 @@ class Config(Part):
     """budget of the pixels that matter, and of every pixel where there is no mask"""
     eps_low: Eps = EPS_LOW
     """budget of the others"""
+    eps_ramp: int = Field(0, ge=0)
+    """first epochs, over which all budgets grow linearly from 0; 0: none"""
     attack: AttackConfig = AttackConfig()
     mask: MaskConfig = MaskConfig()
     burn_in: BurnInConfig = BurnInConfig()
@@ -172,11 +179,14 @@ class Config(Part):
         if self.burn_in.epochs > self.epochs - masked:
             left = "leaves no epoch for the mask" if masked else "is too long"
             raise ValueError(f"burn_in.epochs {self.burn_in.epochs} {left}: epochs is {self.epochs}")
+        if self.eps_ramp > self.epochs:
+            raise ValueError(f"eps_ramp {self.eps_ramp} is longer than the run: epochs is {self.epochs}")
         return self
 
     def hash(self) -> str:
         """Names this run: equal for equal configs, whatever file they came from."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:16]
+        values = {k: v for k, v in self.model_dump(mode="json").items() if k not in ADDED or v != ADDED[k]}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"

@@ -33,20 +33,24 @@ def shapes(method: str, **overrides: Any) -> Config:
 
 def cifar10(method: str, **overrides: Any) -> Config:
     """The paper's settings for CIFAR-10: all training images, last epoch; computed in bf16 unless told fp32."""
-    return _config(
-        f"cifar10-{method}",
-        method,
-        overrides,
-        burn_in_epochs=20,
-        dataset="cifar10",
-        augment="crop-flip",
-        holdout=0,
-        model="resnet18",
-        precision="bf16",
-        epochs=80,
-        batch_size=128,
-        optim=OptimConfig(lr=0.01, weight_decay=2e-4, schedule="step", decay_at=(60,)),
-    )
+    return _paper("cifar10", method, overrides, augment="crop-flip")
+
+
+def cifar100(method: str, **overrides: Any) -> Config:
+    """CIFAR-100, which the paper does not have, with its settings for CIFAR-10."""
+    return _paper("cifar100", method, overrides, augment="crop-flip")
+
+
+def svhn(method: str, **overrides: Any) -> Config:
+    """The paper's settings for SVHN: shorter steps, more decay, no augmentation. It can collapse: try eps_ramp=5."""
+    step = {"steps": 10, "step_size": "1/255"}
+    return _paper("svhn", method, overrides, weight_decay=3.5e-3, augment="none", attack=step)
+
+
+def tinyimagenet(method: str, **overrides: Any) -> Config:
+    """The paper's settings for TinyImageNet-200: a wide network and large batches."""
+    settings = {"model": "wrn-34-10", "batch_size": 512, "augment": "crop-flip"}
+    return _paper("tinyimagenet", method, overrides, lr=0.02, weight_decay=5e-4, **settings)
 
 
 def cifar10_fast(method: str, **overrides: Any) -> Config:
@@ -66,6 +70,22 @@ def cifar10_fast(method: str, **overrides: Any) -> Config:
         ema=0.999,
         optim=OptimConfig(lr=0.1, weight_decay=5e-4, schedule="cyclic"),
     )
+
+
+def _paper(
+    dataset: str,
+    method: str,
+    overrides: dict[str, Any],
+    *,
+    lr: float = 0.01,
+    weight_decay: float = 2e-4,
+    **settings: Any,
+) -> Config:
+    """What the paper does on every set: 80 epochs on all images, 20 of them burn-in, lr / 10 from the 60th."""
+    common = {"model": "resnet18", "batch_size": 128, "holdout": 0, "precision": "bf16", "epochs": 80}
+    optim = OptimConfig(lr=lr, weight_decay=weight_decay, schedule="step", decay_at=(60,))
+    settings = common | settings | {"dataset": dataset, "optim": optim}
+    return _config(f"{dataset}-{method}", method, overrides, burn_in_epochs=20, **settings)
 
 
 def _config(recipe: str, method: str, overrides: dict[str, Any], *, burn_in_epochs: int, **settings: Any) -> Config:
@@ -88,6 +108,9 @@ RECIPES: dict[str, Callable[..., Config]] = {
     **{f"shapes-{method}": functools.partial(shapes, method) for method in METHODS},
     **{f"cifar10-{method}": functools.partial(cifar10, method) for method in METHODS},
     **{f"cifar10-{method}-fast": functools.partial(cifar10_fast, method) for method in METHODS},
+    **{f"cifar100-{method}": functools.partial(cifar100, method) for method in METHODS},
+    **{f"svhn-{method}": functools.partial(svhn, method) for method in METHODS},
+    **{f"tinyimagenet-{method}": functools.partial(tinyimagenet, method) for method in METHODS},
 }
 
 

@@ -89,10 +89,28 @@ def test_the_shapes_recipes_are_the_same_methods_on_the_embedded_set(method):
     assert without_new_fields(RECIPES[f"shapes-{method}"](), expected) == expected
 
 
+PAPER = {  # what differs between the paper's sets
+    "svhn": {"augment": "none", "attack": {"step_size": "1/255", "steps": 10}, "model": "resnet18", "batch_size": 128},
+    "tinyimagenet": {"augment": "crop-flip", "attack": {"step_size": "2/255"}, "model": "wrn-34-10", "batch_size": 512},
+    "cifar100": {"augment": "crop-flip", "attack": {"step_size": "2/255"}, "model": "resnet18", "batch_size": 128},
+}
+RATES = {"svhn": (0.01, 3.5e-3), "tinyimagenet": (0.02, 5e-4), "cifar100": (0.01, 2e-4)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dataset", PAPER)
+def test_the_papers_other_sets_have_the_papers_settings(dataset, method):
+    lr, decay = RATES[dataset]
+    expected = common(method, burn_in=20) | PAPER[dataset]
+    expected |= {"recipe": f"{dataset}-{method}", "dataset": dataset, "holdout": 0, "epochs": 80, "ema": 0.0}
+    expected |= {"optim": {"lr": lr, "momentum": 0.9, "weight_decay": decay, "schedule": "step", "decay_at": [60]}}
+    assert without_new_fields(RECIPES[f"{dataset}-{method}"](), expected) == expected
+
+
 def test_every_recipe_is_named_after_itself_and_no_two_are_the_same_run():
     configs = [make() for make in RECIPES.values()]
     assert [config.recipe for config in configs] == list(RECIPES)
-    assert len({config.hash() for config in configs}) == len(RECIPES) == 18
+    assert len({config.hash() for config in configs}) == len(RECIPES) == 36
 
 
 def test_a_method_differs_from_its_plain_sibling_in_mask_and_burn_in_alone():
@@ -103,8 +121,8 @@ def test_a_method_differs_from_its_plain_sibling_in_mask_and_burn_in_alone():
 
 def test_a_recipe_is_an_attribute_with_underscores():
     assert recipes.cifar10_part_t_fast(seed=2) == RECIPES["cifar10-part-t-fast"](seed=2)
-    with pytest.raises(AttributeError, match=r"no recipe 'cifar100_at'; there are shapes-at, .*cifar10-part-m-fast"):
-        _ = recipes.cifar100_at
+    with pytest.raises(AttributeError, match=r"no recipe 'mnist_at'; there are shapes-at, .*tinyimagenet-part-m"):
+        _ = recipes.mnist_at
 
 
 # -- overrides

@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
-from pixelpart.data import augment, cifar10, loader, shapes
+from pixelpart.data import augment, cifar10, cifar100, folder, loader, own, shapes, svhn, tinyimagenet
 from pixelpart.data.check import check_images, check_labels, check_pixels
 from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root, home
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
 from pixelpart.data.sets import DataSet, Row
+from pixelpart.dataname import is_code, parse_folder
 from pixelpart.errors import UserError, choose
 
 SETS: dict[str, DataSet] = {
@@ -33,37 +34,102 @@ SETS: dict[str, DataSet] = {
         files=cifar10.present,
         check=cifar10.check,
     ),
+    "cifar100": DataSet(
+        classes=cifar100.CLASSES,
+        size=32,
+        mean=cifar100.MEAN,
+        std=cifar100.STD,
+        counts=cifar100.COUNTS,
+        about="CIFAR-100: small photographs of a hundred kinds of things",
+        load=cifar100.load,
+        get=cifar100.get,
+        files=cifar100.present,
+        check=cifar100.check,
+    ),
+    "svhn": DataSet(
+        classes=svhn.CLASSES,
+        size=32,
+        mean=svhn.MEAN,
+        std=svhn.STD,
+        counts=svhn.COUNTS,
+        about="SVHN: digits of house numbers; for non-commercial use",
+        load=svhn.load,
+        get=svhn.get,
+        files=svhn.present,
+        check=svhn.check,
+    ),
+    "tinyimagenet": DataSet(
+        classes=tinyimagenet.CLASSES,
+        size=tinyimagenet.SIZE,
+        mean=tinyimagenet.MEAN,
+        std=tinyimagenet.STD,
+        counts=tinyimagenet.COUNTS,
+        about="TinyImageNet-200: photographs of 200 classes, tested on its validation images",
+        load=tinyimagenet.load,
+        get=tinyimagenet.get,
+        files=tinyimagenet.present,
+        check=tinyimagenet.check,
+        boxes=tinyimagenet.boxes,
+        decodes=True,
+    ),
 }
+OWN: dict[str, DataSet] = {}  # sets of the user's own code, by module:function, that this process was told to use
 
 
-def load(name: str, *, split: str = "train", root: Root = None) -> tuple[Tensor, Tensor]:
+def use(name: str) -> str:
+    """The name, fit for `find` and `load`: code behind module:function is run here, and nowhere else.
+
+    Only a name from the command line or from a caller's own code may come here, never one from a file.
+    """
+    if is_code(name) and name not in OWN:
+        OWN[name] = own.data_set(name)
+    return name
+
+
+def find(name: str) -> DataSet:
+    """The set of that name: one of the table, folder:PATH@SIZE, or a module:function that `use` has been told of."""
+    if (pictures := parse_folder(name)) is not None:
+        return folder.data_set(pictures)
+    if is_code(name) and name not in OWN:
+        said = f"--data {name} or pp.data.use({name!r})"
+        raise UserError(f"data set {name!r} is code, which no file may have run; name it yourself: {said}")
+    return OWN[name] if name in OWN else choose(SETS, name, "data set")
+
+
+def load(name: str, *, split: str = "train", root: Root = None, progress: Progress = quiet) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, h, w) and int64 labels (n,) of a split; UserError where files are absent or wrong."""
-    return choose(SETS, name, "data set").load(split, root)
+    entry = find(name)
+    return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
 def get(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
-    """Fetch a set unless it is there already; what is then on disk has been verified."""
-    fetch = choose(SETS, name, "data set").get
-    if fetch is not None:
-        fetch(root, progress)
-    return _row(name, root, "generated" if fetch is None else "verified")
+    """Fetch a set unless it is there already, and decode it where it has to be; what is on disk has been verified."""
+    entry = find(name)
+    if entry.get is not None:
+        entry.get(root, progress)
+    if entry.decodes:
+        for split in entry.counts:
+            entry.load(split, root, progress)
+    fetched = "verified" if entry.get is not None or entry.decodes else "generated"
+    return _row(name, entry, root, fetched)
 
 
-def verify(name: str, *, root: Root = None) -> Row:
-    """Read a set's files whole and compare their hash; UserError where they are absent or wrong."""
-    check = choose(SETS, name, "data set").check
-    if check is not None:
-        check(root)
-    return _row(name, root, "generated" if check is None else "verified")
+def verify(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
+    """Read a set's files whole and compare sums, counts and labels; UserError where they are absent or wrong."""
+    entry = find(name)
+    if entry.check is None:
+        return _row(name, entry, root, "generated")
+    status = entry.check(root, progress) if entry.decodes else entry.check(root)
+    return _row(name, entry, root, status or "verified")
 
 
 def listing(*, root: Root = None) -> list[Row]:
     """Every set and whether it is at hand; quick: files are looked for, not read."""
-    return [_row(name, root, "generated" if entry.files is None else "present") for name, entry in SETS.items()]
+    rows = {name: "generated" if entry.files is None else "present" for name, entry in SETS.items()}
+    return [_row(name, SETS[name], root, status) for name, status in rows.items()]
 
 
-def _row(name: str, root: Root, status: str) -> Row:
-    entry = SETS[name]
+def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
     images, size, where = sum(entry.counts.values()), 0, "built in"
     if entry.files is not None:
         try:
@@ -74,10 +140,14 @@ def _row(name: str, root: Root, status: str) -> Row:
             images, where, status = 0, str(home(root)), absent
         else:
             where, size = str(found[0]), sum(path.stat().st_size for path in found[1])
-    return Row(name, where, images, size, status, entry.about)
+    skipped = 0 if entry.skipped is None else len(entry.skipped(root))
+    if skipped:
+        images = sum(len(entry.load(split, root)[1]) for split in entry.counts)
+    return Row(name, where, images, size, status, entry.about, skipped)
 
 
 __all__ = [
-    "SETS", "Batch", "DataSet", "Loader", "Row", "as_float", "augment", "check_images", "check_labels",
-    "check_pixels", "cifar10", "get", "home", "listing", "load", "loader", "shapes", "split_holdout", "verify",
+    "SETS", "Batch", "DataSet", "Loader", "Row", "as_float", "augment", "check_images", "check_labels", "check_pixels",
+    "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "own", "shapes",
+    "split_holdout", "svhn", "tinyimagenet", "use", "verify",
 ]  # fmt: skip

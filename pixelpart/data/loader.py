@@ -1,5 +1,6 @@
 """Batches by number: the order of an epoch is a function of (seed, epoch), so any step can be asked for at any time."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from pixelpart.errors import UserError
 from pixelpart.world import World
 
 ALONE = World()
+PIECE = 4096  # images that go to the device at a time
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,11 @@ def as_float(images: UInt8[Tensor, "b c h w"]) -> Float32[Tensor, "b c h w"]:
 
 
 class Loader:
-    """Every image once an epoch, in that epoch's own order; a short last batch is kept; each rank takes its slice."""
+    """Every image once an epoch, in that epoch's own order; a short last batch is kept; each rank takes its slice.
+
+    Images that fit on the device are put there. Others stay where they are, in main memory or in a mapped file, and a
+    thread gathers the next batch while the present one is worked on.
+    """
 
     def __init__(
         self,
@@ -36,18 +42,29 @@ class Loader:
         *,
         batch_size: int,
         seed: int,
+        rows: Int64[Tensor, " m"] | None = None,
         device: torch.device | str = "cpu",
         world: World = ALONE,
     ) -> None:
+        """`rows`: which of the images there are to be, all if None; they are numbered from 0 in that order."""
         assert len(images) == len(labels)
-        if batch_size < 1 or not len(images):
-            raise UserError(f"cannot make batches of {batch_size} from {len(images)} images; both must be at least 1")
+        rows = torch.arange(len(images)) if rows is None else rows
+        if batch_size < 1 or not len(rows):
+            raise UserError(f"cannot make batches of {batch_size} from {len(rows)} images; both must be at least 1")
         self.device = torch.device(device)
-        # indexing on the device needs no copy per step; a set too large for it stays in main memory
-        self.images = images.to(self.device) if _fits(images, self.device) else images.pin_memory()
-        self.labels = labels.to(self.images.device)
         self.batch_size, self.seed, self.world = batch_size, seed, world
         self._order: tuple[int, Tensor] | None = None
+        self._ahead: tuple[tuple[int, int], Future[tuple[Tensor, Tensor, Tensor]]] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        if self.device.type != "cpu" and _fits(images, len(rows), self.device):
+            self._images, self._rows = _moved(images, rows, self.device), None
+        else:
+            self._images, self._rows = images, rows
+            self._thread = ThreadPoolExecutor(1) if self.device.type != "cpu" else None
+        self.labels = labels[rows].to(self._images.device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
     @property
     def steps(self) -> int:
@@ -58,7 +75,7 @@ class Loader:
         """Image numbers in the order in which this epoch visits them."""
         if self._order is None or self._order[0] != epoch:
             order = torch.randperm(len(self.labels), generator=generator(self.seed, "order", epoch))
-            self._order = (epoch, order.to(self.images.device))
+            self._order = (epoch, order.to(self.labels.device))
         return self._order[1]
 
     def global_size(self, step: int) -> int:
@@ -68,18 +85,50 @@ class Loader:
 
     def batch(self, epoch: int, step: int) -> Batch:
         """This rank's share of the epoch's step-th batch."""
+        if self._thread is None:
+            parts = self._gather(epoch, step)
+        else:
+            ahead = self._ahead
+            parts = ahead[1].result() if ahead and ahead[0] == (epoch, step) else self._gather(epoch, step)
+            self._ahead = None
+            if step + 1 < self.steps:
+                self._ahead = (epoch, step + 1), self._thread.submit(self._gather, epoch, step + 1)
+        images, labels, index = (part.to(self.device, non_blocking=True) for part in parts)
+        return Batch(as_float(images), labels, index)
+
+    def take(self, index: Int64[Tensor, " b"]) -> tuple[UInt8[Tensor, "b c h w"], Int64[Tensor, " b"]]:
+        """Images as they are stored, and labels, of these numbers, on the device."""
+        index = index.to(self.labels.device)
+        images = self._images[index if self._rows is None else self._rows[index]]
+        return images.to(self.device), self.labels[index].to(self.device)
+
+    def _gather(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Images, labels and numbers of this rank's share, in pinned memory where they have yet to go to a GPU.
+
+        torch hands a pinned block out again only once the copy from it is done.
+        """
         share = self.world.slice(self.global_size(step))
         start = step * self.batch_size
         index = self.order(epoch)[start + share.start : start + share.stop]
-        images, labels, index = (
-            t.to(self.device, non_blocking=True) for t in (self.images[index], self.labels[index], index)
-        )
-        return Batch(as_float(images), labels, index)
+        images = self._images[index if self._rows is None else self._rows[index]]
+        parts = images, self.labels[index], index
+        if self._thread is not None and self.device.type == "cuda":
+            return parts[0].pin_memory(), parts[1].pin_memory(), parts[2].pin_memory()
+        return parts
 
 
-def _fits(images: Tensor, device: torch.device) -> bool:
-    """Whether at least half of the device's free memory is left for the rest."""
-    return device.type != "cuda" or images.nbytes < torch.cuda.mem_get_info(device)[0] // 2
+def _fits(images: Tensor, n: int, device: torch.device) -> bool:
+    """Whether n of the images leave at least half of the device's free memory for the rest."""
+    size = n * images[0].numel()
+    return device.type != "cuda" or size < torch.cuda.mem_get_info(device)[0] // 2
+
+
+def _moved(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """These images on the device, piece by piece: a mapped file is never whole in main memory."""
+    moved = torch.empty((len(rows), *images.shape[1:]), dtype=images.dtype, device=device)
+    for place in torch.arange(len(rows)).split(PIECE):
+        moved[place[0] : place[-1] + 1] = images[rows[place]].to(device)
+    return moved
 
 
 def split_holdout(n: int, holdout: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:

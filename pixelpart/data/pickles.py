@@ -40,7 +40,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def read_batch(path: Path, *, images: int, pixels: int) -> NDArray[np.uint8]:
+def read_batch(path: Path, *, images: int, pixels: int, labels: str = "labels") -> NDArray[np.uint8]:
     """Rows of one label and `pixels` bytes from a pickled dict of `data` and `labels`; UserError for anything else."""
     try:
         with path.open("rb") as file:
@@ -49,10 +49,10 @@ def read_batch(path: Path, *, images: int, pixels: int) -> NDArray[np.uint8]:
         _, shape, _, column_major, content = named["data"].state
         if tuple(shape) != (images, pixels) or column_major or not isinstance(content, bytes):
             raise ValueError(f"its data are of shape {shape}, not {(images, pixels)}")
-        labels = np.array(named["labels"])
-        if labels.shape != (images,) or labels.min() < 0 or labels.max() > 255:
-            raise ValueError(f"its labels are not {images} bytes")
+        numbers = np.array(named[labels])
+        if numbers.shape != (images,) or numbers.min() < 0 or numbers.max() > 255:
+            raise ValueError(f"its {labels} are not {images} bytes")
         data = np.frombuffer(content, np.uint8).reshape(images, pixels)
-        return np.concatenate([labels[:, None].astype(np.uint8), data], axis=1)
+        return np.concatenate([numbers[:, None].astype(np.uint8), data], axis=1)
     except Exception as error:  # a hostile pickle can raise anything
         raise UserError(f"{path} is not a pickled batch of {images} images: {error}") from None

@@ -20,11 +20,14 @@ class DataSet:
     std: tuple[float, float, float]
     counts: Mapping[str, int]  # images of each split
     about: str
-    load: Callable[[str, Root], tuple[Tensor, Tensor]]
+    load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root), and `progress` for a set that is decoded
     get: Callable[[Root, Progress], Path] | None = None  # None: nothing to fetch
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
-    check: Callable[[Root], None] | None = None  # hashes the files; UserError where they are absent or wrong
+    check: Callable[..., str | None] | None = None  # reads the files whole and gives a status, None: verified
     masks: Callable[[str], Tensor] | None = None  # where the object is, for sets that know: bool (n, h, w) of a split
+    boxes: Callable[[str, Root], Tensor] | None = None  # the box around it: (n, 4), left, top, right, bottom
+    skipped: Callable[[Root], list[str]] | None = None  # what was left out as bad, a line each
+    decodes: bool = False  # whether the first `load` takes long, and `progress` shows it
 
     @property
     def num_classes(self) -> int:
@@ -39,5 +42,6 @@ class Row:
     where: str
     images: int
     bytes: int
-    status: str  # generated | present (sizes not yet summed) | verified | missing | broken: why
+    status: str  # generated | present (not yet read) | verified | unofficial | missing | broken: why
     about: str
+    skipped: int = 0  # files left out as bad

@@ -1,7 +1,11 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 import torch
 
 from pixelpart.data import Loader, as_float, split_holdout
+from pixelpart.data import loader as data_loader
 from pixelpart.errors import UserError
 from pixelpart.world import World
 
@@ -105,3 +109,49 @@ def test_pixels_that_are_floats_already_are_not_divided_in_place():
     with pytest.raises(AssertionError, match="float32"):
         as_float(images)
     assert images.eq(0.5).all()
+
+
+# -- images that stay where they are
+
+
+@pytest.fixture
+def mapped(pair, tmp_path):
+    np.save(tmp_path / "x.npy", pair[0].numpy())
+    return torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c")), pair[1]
+
+
+def test_a_mapped_file_is_not_copied(pair, mapped):
+    held = loader(mapped)
+    assert held._images.data_ptr() == mapped[0].data_ptr()
+    assert torch.equal(held.batch(1, 2).images, loader(pair).batch(1, 2).images)
+
+
+def test_some_rows_give_what_a_copy_of_them_would(pair, mapped):
+    rows = torch.tensor([50, 3, 7, 8, 9, 20, 21, 22, 23, 40, 41])
+    copied, chosen = loader((pair[0][rows], pair[1][rows])), loader(mapped, rows=rows)
+    assert len(chosen) == len(copied) == 11
+    assert chosen.steps == copied.steps
+    for step in range(copied.steps):
+        a, b = copied.batch(3, step), chosen.batch(3, step)
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.labels, b.labels)
+        assert torch.equal(a.index, b.index)
+    images, labels = chosen.take(torch.tensor([0, 10]))
+    assert torch.equal(images, pair[0][[50, 41]])
+    assert labels.tolist() == pair[1][[50, 41]].tolist()
+
+
+def test_batches_gathered_ahead_are_the_same_ones_in_any_order(pair):
+    plain, ahead = loader(pair), loader(pair)
+    with ThreadPoolExecutor(1) as thread:
+        ahead._thread = thread  # as for images that do not fit on a GPU
+        for epoch, step in [(0, 0), (0, 1), (0, 5), (1, 0), (1, 1), (0, 3), (0, 4), (0, 5), (0, 0)]:
+            a, b = plain.batch(epoch, step), ahead.batch(epoch, step)
+            assert torch.equal(a.images, b.images)
+            assert torch.equal(a.index, b.index)
+
+
+def test_images_that_fit_are_moved_piece_by_piece(pair, mapped, monkeypatch):
+    monkeypatch.setattr(data_loader, "PIECE", 4)
+    rows = torch.arange(2, 30)
+    assert torch.equal(data_loader._moved(mapped[0], rows, torch.device("cpu")), pair[0][rows])

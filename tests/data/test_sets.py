@@ -18,7 +18,7 @@ def test_the_root_is_what_is_given_then_the_variable_then_the_cache(monkeypatch,
 
 def test_an_unknown_set_names_the_choices():
     for ask in (data.load, data.get, data.verify):
-        with pytest.raises(UserError, match="unknown data set 'cifar'; choose from cifar10, shapes"):
+        with pytest.raises(UserError, match="unknown data set 'cifar'; choose from cifar10, cifar100, shapes, svhn"):
             ask("cifar")
 
 

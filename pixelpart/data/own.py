@@ -1,0 +1,62 @@
+"""A data set that the user's own code gives: `module:function`, where function(split) returns images and labels."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pixelpart.data.check import check_images
+from pixelpart.data.folder import MEAN, STD
+from pixelpart.data.home import Root
+from pixelpart.data.sets import DataSet
+from pixelpart.errors import UserError, choose
+from pixelpart.usercode import failed, find_named, working_folder_first
+
+SPLITS = {"train": 0, "test": 1}
+
+
+def data_set(name: str) -> DataSet:
+    """What function("train") and function("test") return, as a set; both are called now and kept."""
+    with working_folder_first(), contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+        function = find_named(name)
+        if not callable(function):
+            raise UserError(f"{name} is a {type(function).__name__}; name a function of the split, train or test")
+        held = {split: _split(name, function, split) for split in SPLITS}
+    x, y = held["train"]
+    num_classes = int(y.max()) + 1
+    for split, (images, labels) in held.items():
+        try:
+            check_images(images, labels, num_classes, shape=(3, x.shape[2], x.shape[3]))
+        except UserError as error:
+            raise UserError(f"{name}, {split}: {error}") from None
+
+    def load(split: str, root: Root) -> tuple[Tensor, Tensor]:
+        return choose(held, split, "split")
+
+    return DataSet(
+        classes=tuple(map(str, range(num_classes))),
+        size=x.shape[-1],
+        mean=MEAN,
+        std=STD,
+        counts={split: len(labels) for split, (_, labels) in held.items()},
+        about=f"{num_classes} classes, from the code {name}",
+        load=load,
+    )
+
+
+def _split(name: str, function: Callable[..., Any], split: str) -> tuple[Tensor, Tensor]:
+    try:
+        x, y = map(torch.as_tensor, function(split))
+    except (Exception, SystemExit) as error:  # the user's own code: it may fail in any way
+        raise failed(f"{name}({split!r})", error) from error
+    if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or x.shape[2] != x.shape[3] or not len(x):
+        kind = str(x.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{name}({split!r}) gives images {kind} {tuple(x.shape)}; they must be uint8 (n, 3, size, size)"
+        )
+    if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
+        raise UserError(f"{name}({split!r}) gives labels {tuple(y.shape)}; {len(x)} images need ({len(x)},), from 0 up")
+    return x, y.long()

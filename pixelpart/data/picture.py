@@ -1,0 +1,60 @@
+"""One file as an array: what becomes 8-bit RGB without loss is converted, what would need a choice is refused."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALLEST = 2  # pixels a side
+SHALLOW = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")  # 8 bits a channel, or fewer
+
+
+def read_picture(path: Path, size: int, *, exact: bool = False) -> NDArray[np.uint8]:
+    """The picture upright as RGB, its middle square scaled to size x size: uint8 (3, size, size).
+
+    `exact` asks for pictures that have this size already. ValueError, in one clause, for a file that cannot be used.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow, about things that do not concern the pixels
+            with Image.open(path) as image:
+                _refuse(image.size, image.mode, size, exact=exact)
+                if not exact:
+                    image.draft("RGB", (2 * size, 2 * size))  # a JPEG far too large is decoded at a fraction of it
+                upright = image if exact else ImageOps.exif_transpose(image)
+                picture = _opaque(upright)
+                if picture.size != (size, size):
+                    picture = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+                return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
+    except _Unfit as error:
+        raise ValueError(str(error)) from None
+    except Image.UnidentifiedImageError:
+        raise ValueError("is not a picture that Pillow can read") from None
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+class _Unfit(Exception):
+    pass
+
+
+def _refuse(found: tuple[int, int], mode: str, size: int, *, exact: bool) -> None:
+    shape = f"{found[0]}x{found[1]}"
+    if exact and found != (size, size):
+        raise _Unfit(f"is {shape} pixels, not {size}x{size}")
+    if min(found) < SMALLEST:
+        raise _Unfit(f"is {shape} pixels, too small for a picture")
+    if mode not in SHALLOW:
+        raise _Unfit(f"has more than 8 bits a channel (mode {mode}); convert it to 8 bits as you see fit")
+
+
+def _opaque(image: "Image.Image") -> "Image.Image":  # type: ignore[name-defined]  # noqa: F821 (imported late)
+    """As RGB; pixels that can be seen through have no colour of their own, so they are refused."""
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        alpha = np.asarray(image.convert("RGBA"))[..., 3]
+        if alpha.min() < 255:
+            raise _Unfit(f"can be seen through at {np.sum(alpha < 255):,} of its pixels; put it on a background")
+    return image.convert("RGB")

@@ -1,0 +1,114 @@
+"""SVHN's cropped digits from the official .mat files; how many of each digit there are decides that it is SVHN.
+
+Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011. X is (32, 32, 3, n) uint8, y
+is (n, 1) with the digit 0 as 10.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pixelpart.data.download import Progress, Unavailable, digest, fetch, quiet
+from pixelpart.data.home import Root, home
+from pixelpart.errors import UserError, choose
+
+CLASSES = tuple("0123456789")
+MEAN = (0.4377, 0.4438, 0.4728)
+STD = (0.1980, 0.2010, 0.1970)
+COUNTS = {"train": 73_257, "test": 26_032}
+DIGITS = {  # images of each digit, from 0
+    "train": (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+    "test": (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+}
+FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
+MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
+URL = "http://ufldl.stanford.edu/housenumbers/"
+OTHER_SUMS = "unofficial"  # the status of files with the right counts and other bytes than the official ones
+
+
+def present(root: Root = None) -> tuple[Path, list[Path]] | None:
+    """The folder and its two files: the data root, or `svhn` or `SVHN` in it; UserError where one is missing."""
+    base = home(root)
+    for folder in (base, base / "svhn", base / "SVHN"):
+        paths = [folder / name for name in FILES.values()]
+        there = [path for path in paths if path.is_file()]
+        if len(there) == 1:
+            raise UserError(f"{folder} lacks {next(path.name for path in paths if path not in there)}")
+        if there:
+            return folder, paths
+    return None
+
+
+def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
+    """uint8 images (n, 3, 32, 32) and labels (n,) of a split, digit 0 as 0; UserError if the file is not SVHN's."""
+    name = choose(FILES, split, "split")
+    if (found := present(root)) is None:
+        raise UserError(f"no svhn under {home(root)}; run `pixelpart data get svhn`, or {_by_hand(home(root))}")
+    return read(found[0] / name, split)
+
+
+def read(path: Path, split: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of one .mat file; UserError for a file that is not this split of SVHN."""
+    x, y = _arrays(path)
+    n = COUNTS[split]
+    if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.size != n:
+        shapes = f"X is {x.dtype} {x.shape} and y {y.shape}, not uint8 (32, 32, 3, {n}) and ({n}, 1)"
+        raise UserError(f"{path} is not SVHN's {FILES[split]}: {shapes}")
+    labels = y.reshape(-1).astype(np.int64)
+    if labels.min() < 1 or labels.max() > 10:
+        raise UserError(
+            f"{path} is not SVHN's {FILES[split]}: labels from {labels.min()} to {labels.max()}, not 1 to 10"
+        )
+    labels %= 10
+    if (digits := tuple(np.bincount(labels, minlength=10).tolist())) != DIGITS[split]:
+        raise UserError(f"{path} is not SVHN's {FILES[split]}: images of each digit are {digits}, not {DIGITS[split]}")
+    return torch.from_numpy(np.ascontiguousarray(x.transpose(3, 2, 0, 1))), torch.from_numpy(labels)
+
+
+def _arrays(path: Path) -> tuple[Any, Any]:
+    from scipy.io import loadmat
+
+    try:
+        held = loadmat(path, variable_names=["X", "y"])
+    except Exception as error:  # a file of any kind may be called .mat
+        raise UserError(f"{path} is not a readable .mat file: {' '.join(str(error).split())}") from None
+    if missing := [name for name in ("X", "y") if not isinstance(held.get(name), np.ndarray)]:
+        raise UserError(f"{path} is not SVHN's: it has no array {' and no array '.join(missing)}")
+    return held["X"], held["y"]
+
+
+def check(root: Root = None) -> str:
+    """`verified` for the official files, by their sums; for others with the right counts, that they are others."""
+    if (found := present(root)) is None:
+        load("train", root)
+    assert found is not None
+    official = True
+    for split, path in zip(FILES, found[1], strict=True):
+        read(path, split)
+        official &= digest(path, "md5") == MD5[split]
+    return "verified" if official else OTHER_SUMS
+
+
+def get(root: Root = None, progress: Progress = quiet) -> Path:
+    """The folder with SVHN's two files, fetched unless they are there."""
+    base = home(root)
+    if (found := present(root)) is not None:
+        check(root)
+        return found[0]
+    folder = base / "svhn"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, name in FILES.items():
+            fetch(URL + name, folder / name, md5=MD5[split], progress=progress)
+    except Unavailable as error:
+        raise UserError(f"cannot get svhn: {error}. Instead, {_by_hand(base)}") from None
+    except OSError as error:
+        raise UserError(f"cannot write svhn under {base}: {error.strerror or error}") from None
+    return folder
+
+
+def _by_hand(base: Path) -> str:
+    return f"put {' and '.join(FILES.values())} into {base / 'svhn'}"

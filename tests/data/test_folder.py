@@ -1,0 +1,213 @@
+"""A user's folder: every format that loses nothing is read, everything else is named, and left out only when told."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pixelpart import cli, data
+from pixelpart.data.home import home
+from pixelpart.errors import UserError
+
+COLOURS = {"cat": (200, 30, 30), "dog": (30, 200, 30), "fox": (30, 30, 200)}
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch, tmp_path):
+    monkeypatch.setenv("PIXELPART_DATA", str(tmp_path / "root"))
+
+
+@pytest.fixture
+def base(tmp_path):
+    """train and test, each class a colour, in mixed formats and shapes."""
+    base = tmp_path / "photos"
+    for split, n in (("train", 4), ("test", 2)):
+        for name, colour in COLOURS.items():
+            folder = base / split / name
+            folder.mkdir(parents=True)
+            for i in range(n):
+                kind = ("jpg", "png", "webp", "bmp")[i]
+                Image.new("RGB", (40 + 9 * i, 30 + 5 * i), colour).save(folder / f"{i}.{kind}")
+    return base
+
+
+def load(base, split="train", options="@16"):
+    return data.load(f"folder:{base}{options}", split=split)
+
+
+def test_classes_are_folders_in_order_and_pictures_are_squares_of_the_size(base):
+    images, labels = load(base)
+    assert images.shape == (12, 3, 16, 16)
+    assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    for number, colour in enumerate(COLOURS.values()):
+        found = images[labels == number].float().mean((0, 2, 3))
+        assert (found - torch.tensor(colour)).abs().max() < 4  # JPEG
+    assert data.find(f"folder:{base}@16").classes == tuple(COLOURS)
+    assert load(base, "test")[1].tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_val_is_a_test_split_too(base):
+    (base / "test").rename(base / "val")
+    assert len(load(base, "test")[0]) == 6
+
+
+@pytest.mark.parametrize("below", ["train", "."])
+def test_without_a_test_folder_the_same_fifth_of_each_class_is_held_out(tmp_path, below):
+    for name, n in (("a", 10), ("b", 7), ("c", 2)):
+        folder = tmp_path / "all" / below / name
+        folder.mkdir(parents=True)
+        for i in range(n):
+            Image.new("L", (8, 8), i).save(folder / f"{i}.png")
+    train, test = load(tmp_path / "all", "train", "@8"), load(tmp_path / "all", "test", "@8")
+    assert train[1].bincount().tolist() == [8, 6, 1]
+    assert test[1].bincount().tolist() == [2, 1, 1]
+    for label, n in enumerate((10, 7, 2)):
+        levels = [x[y == label][:, 0, 0, 0].tolist() for x, y in (train, test)]
+        assert sorted(levels[0] + levels[1]) == list(range(n))
+
+
+def test_pictures_are_mapped_from_one_file_until_one_of_them_changes(base):
+    load(base)
+    (made,) = (home() / "decoded").glob("*-train-*.npy")
+    before = made.stat().st_mtime_ns
+    load(base)
+    assert made.stat().st_mtime_ns == before
+    os.utime(base / "train" / "cat" / "0.jpg", ns=(1, 1))
+    load(base)
+    load(base, options="@8")
+    assert len(list((home() / "decoded").glob("*-train-*.npy"))) == 3
+
+
+def test_progress_is_told(base):
+    seen = []
+    data.load(f"folder:{base}@16", progress=lambda *args: seen.append(args))
+    assert seen == [(12, 12, "decoding folder-photos-train")]
+
+
+def add(base, image, name="train/cat/x.png"):
+    image.save(base / name)
+
+
+def test_what_loses_nothing_is_converted(base):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    opaque = picture.copy()
+    opaque.putalpha(255)
+    few = picture.quantize(16)
+    add(base, opaque, "train/cat/x1.png")
+    add(base, few, "train/cat/x2.png")
+    add(base, picture.convert("L"), "train/cat/x3.png")
+    add(base, picture.convert("1"), "train/cat/x4.png")
+    (base / "train/cat/.DS_Store").write_bytes(b"x")
+    (base / "train/cat/Thumbs.db").write_bytes(b"x")
+    images = load(base)[0][4:8]
+    expected = [picture, few, picture.convert("L"), picture.convert("1")]
+    for found, image in zip(images, expected, strict=True):
+        assert np.array_equal(found.numpy(), np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+
+
+def test_a_photograph_on_its_side_is_set_upright(base):
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:8] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    Image.fromarray(pixels).save(base / "train/cat/x.png", exif=exif)
+    image = load(base)[0][4]
+    assert image[:, :, 8:].min() == 255
+    assert image[:, :, :8].max() == 0
+
+
+def truncated(path):
+    Image.effect_noise((64, 64), 50).save(path, "jpeg")
+    path.write_bytes(path.read_bytes()[:900])
+
+
+def half_transparent(path):
+    image = Image.new("RGBA", (9, 9), (1, 2, 3, 255))
+    image.paste((1, 2, 3, 0), (0, 0, 9, 5))
+    image.save(path, "png")
+
+
+def transparent_colour(path):
+    Image.new("P", (9, 9)).save(path, "png", transparency=0)
+
+
+BAD = {
+    "truncated.jpg": (truncated, "cannot be decoded: .*truncated"),
+    "deep.png": (lambda p: Image.new("I;16", (9, 9), 5000).save(p), r"more than 8 bits a channel \(mode I;16\)"),
+    "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits a channel \(mode F\)"),
+    "glass.png": (half_transparent, "can be seen through at 45 of its pixels"),
+    "hole.png": (transparent_colour, "can be seen through at 81 of its pixels"),
+    "dot.png": (lambda p: Image.new("RGB", (1, 1)).save(p), "is 1x1 pixels, too small"),
+    "notes.txt": (lambda p: p.write_text("hello"), "is not a picture"),
+    "empty.jpg": (lambda p: p.write_bytes(b""), "is not a picture"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_cannot_be_used_is_named_and_left_out_only_when_told(base, name):
+    make, why = BAD[name]
+    make(base / "train" / "dog" / name)
+    with pytest.raises(UserError, match=rf"dog/{name} .*{why}.*\(--skip-bad"):
+        load(base)
+    images, labels = load(base, options="@16+skip-bad")
+    assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert torch.equal(images, _without(base, name))
+
+
+def _without(base, name):
+    (base / "train" / "dog" / name).unlink()
+    return load(base)[0]
+
+
+def test_what_was_left_out_is_counted(base, capsys):
+    for name, (make, _) in BAD.items():
+        make(base / "train" / "dog" / name)
+    (base / "test" / "cat" / "x").mkdir()
+    (base / "train" / "owl").mkdir()
+    row = data.verify(f"folder:{base}@16+skip-bad")
+    assert (row.images, row.skipped, row.status) == (18, len(BAD) + 1, "verified")
+    assert cli.main(["data", "verify", f"folder:{base}", "--size", "16", "--skip-bad"]) == 0
+    assert "18 images" in (said := capsys.readouterr().out)
+    assert "9 bad left out" in said
+    assert cli.main(["data", "verify", f"folder:{base}", "--size", "16"]) == 2
+    assert "owl: a class without pictures" in capsys.readouterr().err
+
+
+def test_many_bad_files_are_three_names_and_a_number(base):
+    for i in range(5):
+        (base / "train" / "dog" / f"bad{i}.jpg").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"bad0.jpg .*bad1.jpg .*bad2.jpg [^;]*; and 2 more"):
+        load(base)
+
+
+def test_classes_that_do_not_fit_are_told(base, tmp_path):
+    (base / "test" / "owl").mkdir()
+    Image.new("L", (8, 8)).save(base / "test" / "owl" / "0.png")
+    with pytest.raises(UserError, match=r"test/owl: no such class in .*train"):
+        load(base)
+    assert len(load(base, "test", "@16+skip-bad")[0]) == 6
+    (base / "train" / "Cat").mkdir()
+    for options in ("@16", "@16+skip-bad"):
+        with pytest.raises(UserError, match="classes 'Cat' and 'cat' differ by case alone"):
+            load(base, options=options)
+
+
+def test_a_class_of_bad_files_alone_cannot_be_skipped(base):
+    for path in (base / "train" / "fox").iterdir():
+        path.write_bytes(b"x")
+    with pytest.raises(UserError, match="no picture of class 'fox' can be used"):
+        load(base, options="@16+skip-bad")
+
+
+def test_folders_that_are_none_are_told(base, tmp_path):
+    with pytest.raises(UserError, match=r"no folder .*nowhere"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(UserError, match="bare has no folders in it"):
+        load(tmp_path / "bare")
+    with pytest.raises(UserError, match="does not tell the pictures' size"):
+        load(base, options="")

@@ -1,0 +1,77 @@
+"""A set of the user's own code: run when its user names it, and never because a file does."""
+
+import sys
+import textwrap
+
+import pytest
+
+from pixelpart import data
+from pixelpart.errors import UserError
+
+GOOD = """
+    import numpy as np
+
+    def pictures(split):
+        n = {"train": 40, "test": 10}[split]
+        print("making", split)
+        return np.full((n, 3, 16, 16), n, np.uint8), np.arange(n) % 4
+
+    def grey(split):
+        return np.zeros((5, 16, 16), np.uint8), np.zeros(5, int)
+
+    def mismatched(split):
+        return np.zeros((5, 3, 16, 16), np.uint8), np.arange(4)
+
+    def unseen(split):
+        n = {"train": 2, "test": 3}[split]
+        return np.zeros((n, 3, 16, 16), np.uint8), np.arange(n)
+
+    def broken(split):
+        raise RuntimeError("no disk")
+
+    number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "OWN", {})
+    (tmp_path / "own_data.py").write_text(textwrap.dedent(GOOD))
+    yield
+    sys.modules.pop("own_data", None)
+
+
+def test_a_named_function_is_a_set(capsys):
+    assert data.use("own_data:pictures") == "own_data:pictures"
+    images, labels = data.load("own_data:pictures", split="test")
+    assert images.shape == (10, 3, 16, 16)
+    assert labels.bincount().tolist() == [3, 3, 2, 2]
+    entry = data.find("own_data:pictures")
+    assert (entry.num_classes, entry.size, entry.counts) == (4, 16, {"train": 40, "test": 10})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_name_that_nobody_gave_runs_nothing():
+    for ask in (data.find, data.load, data.verify):
+        with pytest.raises(UserError, match=r"is code, which no file may have run; name it yourself: --data"):
+            ask("own_data:pictures")
+    assert "own_data" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_data:grey", r"gives images uint8 \(5, 16, 16\); they must be uint8 \(n, 3, size, size\)"),
+        ("own_data:mismatched", r"gives labels \(4,\); 5 images need \(5,\)"),
+        ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
+        ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
+        ("own_data:number", "is a int; name a function"),
+        ("own_data:picture", "did you mean pictures"),
+        ("no_such:f", "no module 'no_such'"),
+        ("own data", "unknown data set"),
+    ],
+)
+def test_mistakes_are_one_line(name, message):
+    with pytest.raises(UserError, match=message):
+        data.load(data.use(name))

@@ -1,0 +1,146 @@
+"""Training on the user's own pictures and code, the ramp of eps, and a run that collapses."""
+
+import shutil
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pixelpart import cli, data
+from pixelpart.config import Config, config_from
+from pixelpart.engine.build import build
+from pixelpart.engine.train import Trainer, settled, train
+from pixelpart.errors import UserError
+from pixelpart.progress import Screen
+from pixelpart.run import Run
+
+SMALL = ["--epochs", "1", "--holdout", "4", "--probe", "4", "--batch-size", "16", "--attack.steps", "1", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIXELPART_DATA", str(tmp_path / "root"))
+    monkeypatch.setattr(data, "OWN", {})
+    yield
+    sys.modules.pop("own_set", None)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, level in (("dark", 0), ("light", 200), ("middle", 100)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = (level + rng.integers(0, 50, (24, 20, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsys):
+    (photos / "dark" / "bad.jpg").write_bytes(b"x")
+    command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
+    assert cli.main(command) == 2
+    assert "photos/dark/bad.jpg is not a picture" in capsys.readouterr().err
+    assert cli.main([*command, "--skip-bad"]) == 0
+    run = Run("run")
+    assert run.config.dataset == "folder:photos@16+skip-bad"
+    assert (run.config.size, run.config.num_classes) == (16, 3)
+    assert "left out as bad: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
+    assert cli.main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
+    assert cli.main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
+    shutil.rmtree(photos)
+    assert run.load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_set.py").write_text(
+        "import numpy as np\ndef load(split):\n    return np.zeros((32, 3, 16, 16), np.uint8), np.arange(32) % 2\n"
+    )
+    assert cli.main(["train", "shapes-at", "--data", "own_set:load", "--out", "run", *SMALL]) == 0
+    monkeypatch.setattr(data, "OWN", {})
+    evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet"]
+    for refused in (evaluate, ["train", "run/config.json", "--out", "again"]):
+        assert cli.main(refused) == 2
+        assert "is code, which no file may have run" in capsys.readouterr().err
+    assert cli.main([*evaluate, "--data", "own_set:load"]) == 0
+
+
+def test_what_a_config_says_of_its_set_has_to_be_so(photos):
+    config = Config(dataset="folder:photos@16", num_classes=4)
+    with pytest.raises(UserError, match=r"folder:photos@16 has num_classes 3, not the 4"):
+        settled(config)
+    with pytest.raises(UserError, match="are for sets of your own"):
+        settled(Config(size=64))
+    with pytest.raises(UserError, match="does not tell the pictures' size"):
+        settled(Config(dataset="folder:photos"))
+
+
+# -- the ramp
+
+
+def test_budgets_grow_linearly_and_then_stay():
+    config = config_from({"model": "tiny-cnn", "eps_ramp": 4, "epochs": 8, "mask": {"rule": "mean"}}, source="test")
+    plan = build(config)
+    assert [plan.phase(epoch).eps / config.eps for epoch in range(6)] == pytest.approx(
+        [0.125, 0.375, 0.625, 0.875, 1, 1]
+    )
+    heat = torch.tensor([[[0.0, 1.0], [0.2, 0.9]]])
+    full = plan.phase(4).mask.budget(heat)
+    assert torch.allclose(plan.phase(1).mask.budget(heat), 0.375 * full)
+    assert plan.phase(1).middle == pytest.approx(0.375 * plan.main.middle)
+    assert plan.phase(4) is plan.main
+
+
+def test_the_first_epochs_of_a_ramp_train_with_less(tmp_path, monkeypatch):
+    some = tuple(tensor[:64] for tensor in data.shapes.generate("train"))
+    monkeypatch.setattr(data, "load", lambda name, **_: some)
+    config = config_from(
+        {"model": "tiny-cnn", "epochs": 3, "eps_ramp": 2, "holdout": 16, "probe": 16, "attack": {"steps": 1}},
+        source="test",
+    )
+    run = train(config, tmp_path / "run", screen=Screen(quiet=True))
+    assert [row["budget_mean"] * 255 for row in run.metrics] == pytest.approx([2, 6, 8])
+
+
+def test_a_ramp_that_is_not_used_leaves_a_configs_hash_alone():
+    assert Config(eps_ramp=0).hash() == Config().hash() != Config(eps_ramp=1).hash()
+    with pytest.raises(UserError, match="eps_ramp 9 is longer than the run: epochs is 8"):
+        config_from({"epochs": 8, "eps_ramp": 9}, source="test")
+
+
+# -- collapse
+
+
+def test_a_run_whose_model_calls_everything_one_class_says_so(tmp_path, monkeypatch):
+    some = tuple(tensor[:128] for tensor in data.shapes.generate("train"))
+    monkeypatch.setattr(data, "load", lambda name, **_: some)
+    module = sys.modules["pixelpart.engine.train"]
+    plain = module.train_step
+
+    def step(learner, phase, inputs):
+        plain(learner, phase, inputs)
+        with torch.no_grad():
+            learner.model.pooled_linear.bias[3] += 1e4
+
+    monkeypatch.setattr(module, "train_step", step)
+    config = config_from(
+        {"model": "tiny-cnn", "epochs": 1, "holdout": 64, "probe": 32, "attack": {"steps": 1}}, source="test"
+    )
+    run = train(config, tmp_path / "run", screen=Screen(quiet=True))
+    assert "collapsed: all 64 held-out images are called class 3; " in (run.dir / "log.txt").read_text()
+
+
+def test_collapse_is_one_answer_to_images_of_several_classes():
+    def collapsed(answers, labels):
+        logits = torch.eye(5)[answers].view(len(answers), 5, 1, 1)
+        probes = {"test": (logits, torch.tensor(labels))}
+        held = SimpleNamespace(probes=probes, measured_on="test", chunk=2, _judged=lambda: lambda x: x.flatten(1))
+        return Trainer.collapsed(held)
+
+    assert collapsed([3, 3, 3], [0, 1, 3]) == 3
+    assert collapsed([3, 3, 1], [0, 1, 3]) is None
+    assert collapsed([3, 3, 3], [3, 3, 3]) is None

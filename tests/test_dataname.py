@@ -1,0 +1,32 @@
+import pytest
+
+from pixelpart.dataname import FolderName, is_code, parse_folder, with_options
+from pixelpart.errors import UserError
+
+
+@pytest.mark.parametrize("name", ["folder:photos@64", "folder:a b/c@d@32+skip-bad", "folder:C:/x@8"])
+def test_a_folders_name_survives_being_read_and_written(name):
+    assert str(parse_folder(name)) == name
+
+
+def test_the_parts_of_a_name():
+    assert parse_folder("folder:/a/b@64+skip-bad") == FolderName("/a/b", 64, skip_bad=True)
+    assert parse_folder("cifar10") is None
+    assert is_code("mine:load")
+    assert not is_code("folder:x:y")
+
+
+@pytest.mark.parametrize("name", ["folder:photos", "folder:@64", "folder:photos@4", "folder:photos@9999", "folder:"])
+def test_a_size_is_needed(name):
+    with pytest.raises(UserError, match="size"):
+        parse_folder(name)
+
+
+def test_options_are_added_once():
+    assert with_options("cifar10") == "cifar10"
+    assert with_options("folder:x", size=64) == "folder:x@64"
+    assert with_options("folder:x@64", size=64, skip_bad=True) == "folder:x@64+skip-bad"
+    assert with_options("folder:x@64+skip-bad") == "folder:x@64+skip-bad"
+    for name, options in (("folder:x@32", {"size": 64}), ("cifar10", {"size": 64}), ("", {"skip_bad": True})):
+        with pytest.raises(UserError, match=r"--size|--skip-bad"):
+            with_options(name, **options)
