@@ -1,17 +1,22 @@
 """Which pixels matter, and how much budget each gets: model and image -> map -> heat -> budget."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
 from pixelpart.masks.rules import above_mean, above_quantile, budget, dead, official, parse_rule, soft, zscore
 from pixelpart.masks.store import MaskStore
 
 __all__ = [
+    "CAMS",
     "MAPS",
+    "ROLLOUTS",
     "RULES",
     "MaskStore",
+    "attention_map",
     "budget",
     "cam",
     "dead",
@@ -23,11 +28,19 @@ __all__ = [
 ]
 
 # (acts, grads) -> map
-MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+CAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gradcam": gradcam,
     "layercam": layercam,
     "xgradcam": xgradcam,
 }
+
+# (transformer, x, target) -> how much of each token is in each
+ROLLOUTS: dict[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {
+    "gradient-rollout": gradient_rollout,
+    "rollout": rollout,
+}
+
+MAPS: dict[str, Callable[..., Tensor]] = {**CAMS, **ROLLOUTS}
 
 # heat -> share of the way from eps_low to eps
 RULES: dict[str, Callable[..., Tensor]] = {

@@ -1,8 +1,10 @@
 """Class activation maps: where in the image the score of one class comes from.
 
 Each method is a formula over an activation A (b, f, u, v) and the gradient G of the class score with respect to it.
+Tokens (b, t, f) are read as the grid of patches that they stand for.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +15,10 @@ from torch import Tensor, nn
 from pixelpart import masks
 from pixelpart.errors import UserError, choose
 from pixelpart.frozen import frozen
+from pixelpart.masks.attention import attention_map
 from pixelpart.types import Activations, Heatmap, Images, Labels, Map
+
+Tokens = Float[Tensor, "b t f"]
 
 
 def gradcam(acts: Activations, grads: Activations) -> Map:
@@ -41,10 +46,10 @@ def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, 
     """
     with torch.no_grad():
         grads = (weight[target] / acts[0, 0].numel())[:, :, None, None].expand_as(acts)
-        return choose(masks.MAPS, method, "cam")(acts, grads)
+        return choose(masks.CAMS, method, "cam")(acts, grads)
 
 
-def features_cam(model: Any, acts: Activations, target: Labels, *, method: str = "gradcam") -> Map:
+def features_cam(model: Any, acts: Activations | Tokens, target: Labels, *, method: str = "gradcam") -> Map:
     """The map at `features` from the activation it gave: `pooled_cam` where the head allows it, else by autograd."""
     linear = getattr(model, "pooled_linear", None)
     if linear is not None:
@@ -63,6 +68,10 @@ def cam(
     layer: "features", or the name of a submodule of the model whose output is an activation.
     """
     choose(masks.MAPS, method, "cam")
+    if method in masks.ROLLOUTS:
+        if layer != "features":
+            raise UserError(f"cam {method!r} reads all blocks at once, so layer {layer!r} has no meaning; leave it out")
+        return attention_map(model, x, target, method=method)
     with frozen(model) as fixed:
         if layer != "features":
             with torch.enable_grad():
@@ -96,13 +105,22 @@ def _explain(logits: Tensor, leaf: Tensor, target: Tensor, method: str) -> Tenso
     """The map of the target's score; in eval mode no image's score depends on another image, so one sum serves all."""
     score = logits.gather(1, target[:, None]).sum()
     (grads,) = torch.autograd.grad(score, leaf)
-    return choose(masks.MAPS, method, "cam")(leaf.detach(), grads)
+    return choose(masks.CAMS, method, "cam")(on_grid(leaf.detach()), on_grid(grads))
+
+
+def on_grid(acts: Activations | Tokens) -> Activations:
+    """Tokens (b, t, f) as (b, f, u, u): the last u u of them, u as large as can be; others stand before."""
+    if acts.ndim == 4:
+        return acts
+    side = math.isqrt(acts.shape[1])
+    return acts[:, -side * side :].transpose(1, 2).unflatten(2, (side, side))
 
 
 def _leaf(acts: Any, layer: str) -> Tensor:
-    if not isinstance(acts, Tensor) or acts.ndim != 4:
+    if not isinstance(acts, Tensor) or acts.ndim not in (3, 4):
         shape = tuple(getattr(acts, "shape", ())) or type(acts).__name__
-        raise UserError(f"layer {layer!r} gives {shape}; a map needs (batch, channels, height, width)")
+        raise UserError(f"layer {layer!r} gives {shape}; a map needs (batch, channels, height, width) or tokens "
+                        "(batch, tokens, channels)")  # fmt: skip
     return acts.detach().requires_grad_()
 
 

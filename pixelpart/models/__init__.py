@@ -8,19 +8,29 @@ import torch
 
 from pixelpart.errors import UserError, choose
 from pixelpart.models.classifier import Classifier
+from pixelpart.models.loading import load_state
 from pixelpart.models.preact import PreActResNet18
 from pixelpart.models.resnet import ResNet18
 from pixelpart.models.tiny import TinyCNN
+from pixelpart.models.vit import Deit, VisionTransformer
 from pixelpart.models.wide import WideResNet
 from pixelpart.models.wrapping import wrap
 
-__all__ = ["MODELS", "Classifier", "build", "wrap"]
+__all__ = ["MODELS", "Classifier", "build", "load_state", "wrap"]
+
+# These are made for one image size.
+TRANSFORMERS: dict[str, Callable[..., Classifier]] = {
+    "deit-small": partial(Deit, width=384, depth=12, heads=6),
+    "vit-small": partial(VisionTransformer, width=384, depth=12, heads=6),
+    "vit-tiny": partial(VisionTransformer, width=64, depth=3, heads=2),
+}
 
 MODELS: dict[str, Callable[..., Classifier]] = {
     "preactresnet18": PreActResNet18,
     "resnet18": ResNet18,
     "tiny-cnn": TinyCNN,
     "wrn-DEPTH-WIDTH": WideResNet,
+    **TRANSFORMERS,
 }
 
 
@@ -28,26 +38,32 @@ def build(
     name: str,
     *,
     num_classes: int = 10,
+    size: int = 32,
     mean: Sequence[float] = (0.0, 0.0, 0.0),
     std: Sequence[float] = (1.0, 1.0, 1.0),
     generator: torch.Generator | None = None,
 ) -> Classifier:
-    """A new network on the CPU, in train mode; weights come from the generator (None: a fresh one seeded with 0)."""
+    """A new network on the CPU, in train mode; weights come from the generator (None: a fresh one seeded with 0).
+
+    A transformer is made for images of `size` pixels, in patches of 4 (32 pixels), 8 (64) or 16 (224); the others take
+    any size.
+    """
     if num_classes < 2:
         raise UserError(f"num_classes {num_classes} is below 2")
     # Weights on the meta device are not drawn at all, so the global generator stays as it is.
     with torch.device("meta"):
-        model = _builder(name)(num_classes)
+        model = _builder(name, size)(num_classes)
     model.to_empty(device="cpu")
     model.set_scaling(mean, std)
     model.draw_weights(torch.Generator().manual_seed(0) if generator is None else generator)
     return model
 
 
-def _builder(name: str) -> Callable[[int], Classifier]:
+def _builder(name: str, size: int) -> Callable[[int], Classifier]:
     sizes = re.fullmatch(r"wrn-(\d{1,4})-(\d{1,4})", name, flags=re.ASCII)
     if sizes:
         return partial(MODELS["wrn-DEPTH-WIDTH"], depth=int(sizes[1]), width=int(sizes[2]))
     if name == "wrn-DEPTH-WIDTH":
         raise UserError(f"model {name!r} needs numbers, such as wrn-34-10")
-    return choose(MODELS, name, "model")
+    builder = choose(MODELS, name, "model")
+    return partial(builder, size=size) if name in TRANSFORMERS else builder

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ class Classifier(nn.Module):
 
     A network derives from it and gives `trunk` (normalised pixels to the last activation before pooling, after its
     ReLU) and either `pooled_linear` (then the head is global average pooling and that layer) or a `head` of its own.
+    `other_names` tells how the beginning of a weight's name elsewhere reads here; None: such a weight is not used.
     """
 
+    other_names: ClassVar[dict[str, str | None]] = {}
     mean: Tensor
     std: Tensor
 
@@ -53,8 +56,11 @@ class Classifier(nn.Module):
         raise NotImplementedError
 
     def features(self, x: Tensor) -> Tensor:
-        """The last activation before pooling, after its ReLU: (b, f, u, v)."""
-        return self.trunk((x - self.mean) / self.std if self.scaled else x)
+        """The last activation before pooling, after its ReLU: (b, f, u, v); of a class token's network (b, t, f)."""
+        return self.trunk(self.normalised(x))
+
+    def normalised(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std if self.scaled else x
 
     def head(self, acts: Tensor) -> Tensor:
         """Logits of what `features` gave."""

@@ -1,5 +1,7 @@
 """Wide ResNets (Zagoruyko and Komodakis 2016), `wrn-DEPTH-WIDTH`, no dropout. Weights are named as in TRADES."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +41,8 @@ class Stage(nn.Module):
 
 
 class WideResNet(Classifier):
+    other_names: ClassVar[dict[str, str | None]] = {"sub_block1.": None}  # TRADES makes this stage and never runs it
+
     def __init__(self, num_classes: int, *, depth: int, width: int) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6 or width < 1:

@@ -1,7 +1,5 @@
 """Gives features and head to a user's own network."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import ismethod
 from typing import Any
 
@@ -11,12 +9,15 @@ from torch import Tensor, nn
 from pixelpart.errors import UserError
 from pixelpart.frozen import frozen
 from pixelpart.models.classifier import Classifier
-
-Function = Callable[[Tensor], Tensor]
+from pixelpart.models.parts import Call, Function, LastBlock, Part, Plain, PooledLinear, Until, submodule
 
 
 def wrap(
-    module: nn.Module, *, features: str | Function, head: str | Function, example: Tensor | None = None
+    module: nn.Module,
+    *,
+    features: str | Function | None = None,
+    head: str | Function | None = None,
+    example: Tensor | None = None,
 ) -> Classifier:
     """The module as a `Classifier`; that `head(features(x)) == module(x)` is checked on an example in eval mode.
 
@@ -24,23 +25,29 @@ def wrap(
         function of the images.
     head: the name of a submodule or method that makes logits of that activation, or a function of it. A linear layer is
         taken to stand behind global average pooling.
-    example: images for the check; two random ones of 32x32 pixels unless given.
+    example: images for the check; unless given two random ones, of 32x32 pixels or of the size that the module tells.
     A function that is not a method or a submodule of the module is taken as it is: such a model cannot be copied.
+    A network of timm needs neither: `wrap(timm.create_model(...))`.
     """
-    wrapped = Wrapped(module, _features(module, features), _head(module, head))
-    _check(wrapped, example)
+    if features is None and head is None:
+        wrapped = _wrap_timm(module, example)
+    elif features is None or head is None:
+        raise UserError("give wrap both features and head, or for a network of timm neither")
+    else:
+        wrapped = Wrapped(module, _features(module, features), _head(module, head))
+        _check(wrapped, example)
     wrapped.training = module.training  # not train(), which would reach a submodule that is kept in eval mode
     return wrapped
 
 
 class Wrapped(Classifier):
-    def __init__(self, module: nn.Module, features: "Part", head: "Part") -> None:
+    def __init__(self, module: nn.Module, features: Part, head: Part) -> None:
         super().__init__()
         self.module, self.features_part, self.head_part = module, features, head
 
     @property
     def pooled_linear(self) -> nn.Linear | None:
-        return _submodule(self.module, self.head_part.name) if isinstance(self.head_part, PooledLinear) else None
+        return submodule(self.module, self.head_part.name) if isinstance(self.head_part, PooledLinear) else None
 
     def trunk(self, x: Tensor) -> Tensor:
         return self.features_part(self.module, x)
@@ -49,75 +56,64 @@ class Wrapped(Classifier):
         return self.head_part(self.module, acts)
 
 
-# The parts hold names, not modules, so that a copy of a wrapped model runs on its own weights.
-@dataclass(frozen=True)
-class Until:
-    """Runs the module up to the output of one submodule."""
+class WrappedTransformer(Wrapped):
+    """A vision transformer of timm: features are the tokens (b, t, f) that go into the last block."""
 
-    name: str
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, Until(f"blocks.{len(module.blocks) - 2}"), LastBlock())
+        self.class_token = module.global_pool == "token"
 
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        def stop(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            raise _Reached(output)
+    def attentions(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The weights of each block's attention, (b, heads, t, t), first block first, and the logits."""
+        found: list[Tensor] = []
+        layers = [block.attn for block in self.module.blocks]  # type: ignore[union-attr]
+        fused = [layer for layer in layers if getattr(layer, "fused_attn", False)]
 
-        handle = _submodule(module, self.name).register_forward_hook(stop)
+        def note(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            found.append(output)
+
+        handles = [layer.attn_drop.register_forward_hook(note) for layer in layers]
         try:
-            module(x)
-        except _Reached as reached:
-            return reached.output
+            for layer in fused:
+                layer.fused_attn = False  # fused, the weights are never made
+            logits = self.module(self.normalised(x))
         finally:
-            handle.remove()
-        raise UserError(f"features {self.name!r} takes no part in the forward pass of {type(module).__name__}")
+            for layer in fused:
+                layer.fused_attn = True
+            for handle in handles:
+                handle.remove()
+        if len(found) != len(layers):
+            raise UserError(f"the attention of {type(self.module).__name__} cannot be read")
+        return found, logits
 
 
-@dataclass(frozen=True)
-class Call:
-    """Calls a submodule or a method."""
-
-    name: str
-
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        owner, _, attribute = self.name.rpartition(".")
-        return getattr(_submodule(module, owner), attribute)(x)
-
-
-@dataclass(frozen=True)
-class PooledLinear:
-    """Global average pooling and one linear layer."""
-
-    name: str
-
-    def __call__(self, module: nn.Module, acts: Tensor) -> Tensor:
-        return _submodule(module, self.name)(acts.mean((2, 3)))
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A function that may hold on to the module it was made for."""
-
-    function: Function
-
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        return self.function(x)
-
-    def __deepcopy__(self, memo: Any) -> "Plain":
-        name = getattr(self.function, "__name__", repr(self.function))
-        raise UserError(
-            f"a model wrapped with the function {name} cannot be copied, as the copy would run on the old weights; "
-            "give wrap the name of a submodule or a method"
-        )
-
-
-Part = Until | Call | PooledLinear | Plain
-
-
-class _Reached(Exception):
-    def __init__(self, output: Tensor) -> None:
-        self.output = output
-
-
-def _submodule(module: nn.Module, name: str) -> Any:
-    return module.get_submodule(name)
+def _wrap_timm(module: Any, example: Tensor | None) -> Wrapped:
+    """A network with the methods that all of timm's have: forward_features, forward_head and get_classifier."""
+    wanted = ("forward_features", "forward_head", "get_classifier")
+    if not all(callable(getattr(module, name, None)) for name in wanted):
+        raise UserError(f"{type(module).__name__} is no network of timm; give wrap its features and head")
+    blocks = getattr(module, "blocks", None)
+    if blocks is not None and len(blocks) > 1 and hasattr(getattr(blocks[-1], "attn", None), "attn_drop"):
+        wrapped: Wrapped = WrappedTransformer(module)
+        _check(wrapped, example)
+        return wrapped
+    features = Call("forward_features")
+    names = [name for name, part in module.named_modules() if part is module.get_classifier()]
+    pooled = isinstance(module.get_classifier(), nn.Linear) and names and not getattr(module, "drop_rate", 0)
+    wrapped = Wrapped(module, features, PooledLinear(names[0]) if pooled else Call("forward_head"))
+    try:
+        _check(wrapped, example)
+    except UserError:
+        if not pooled:
+            raise
+        wrapped = Wrapped(module, features, Call("forward_head"))  # more than pooling stands before the classifier
+        _check(wrapped, example)
+    with frozen(wrapped), torch.no_grad():
+        shape = tuple(wrapped.features(_example(wrapped) if example is None else example).shape)
+    if len(shape) != 4 or shape[1] != module.num_features:
+        usual = f"(b, {module.num_features}, u, v)"
+        raise UserError(f"{type(module).__name__} gives features {shape}, not {usual}; give wrap its features and head")
+    return wrapped
 
 
 def _features(module: nn.Module, features: str | Function) -> Part:
@@ -130,14 +126,14 @@ def _head(module: nn.Module, head: str | Function) -> Part:
     part = Call(head) if isinstance(head, str) else _called(module, head)
     if not isinstance(part, Call) or not _is_submodule(module, part.name, "head"):
         return part
-    return PooledLinear(part.name) if isinstance(_submodule(module, part.name), nn.Linear) else part
+    return PooledLinear(part.name) if isinstance(submodule(module, part.name), nn.Linear) else part
 
 
 def _called(module: nn.Module, function: Function) -> Part:
-    for name, submodule in module.named_modules():
-        if name and function is submodule:
+    for name, part in module.named_modules():
+        if name and function is part:
             return Call(name)
-        if ismethod(function) and function.__self__ is submodule:
+        if ismethod(function) and function.__self__ is part:
             return Call(f"{name}.{function.__name__}".removeprefix("."))
     return Plain(function)
 
@@ -147,7 +143,7 @@ def _is_submodule(module: nn.Module, name: str, what: str) -> bool:
     if name and name in dict(module.named_modules()):
         return True
     owner, _, attribute = name.rpartition(".")
-    if owner in dict(module.named_modules()) and callable(getattr(_submodule(module, owner), attribute, None)):
+    if owner in dict(module.named_modules()) and callable(getattr(submodule(module, owner), attribute, None)):
         return False
     children = ", ".join(sorted(child for child, _ in module.named_children()))
     raise UserError(f"unknown {what} {name!r}; choose from the modules {children}, one inside them, or a method's name")
@@ -155,10 +151,7 @@ def _is_submodule(module: nn.Module, name: str, what: str) -> bool:
 
 def _check(wrapped: Wrapped, example: Tensor | None) -> None:
     name = type(wrapped.module).__name__
-    if example is None:
-        like = next(wrapped.parameters(), torch.empty(0))
-        generator = torch.Generator().manual_seed(0)
-        example = torch.rand(2, 3, 32, 32, generator=generator).to(like.device, like.dtype)
+    example = _example(wrapped) if example is None else example
     with frozen(wrapped), torch.no_grad():
         try:
             expected = wrapped.module(example)
@@ -175,3 +168,9 @@ def _check(wrapped: Wrapped, example: Tensor | None) -> None:
     gap, scale = (logits - expected).abs().max().item(), expected.abs().max().item()
     if not gap <= 1e-4 * max(scale, 1e-3):
         raise UserError(f"head(features(x)) differs from {name}(x) by {gap:.3g}; they must be equal")
+
+
+def _example(wrapped: Wrapped) -> Tensor:
+    like = next(wrapped.parameters(), torch.empty(0))
+    size = getattr(getattr(wrapped.module, "patch_embed", None), "img_size", None) or (32, 32)
+    return torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)

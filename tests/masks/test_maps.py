@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pixelpart import masks
 from pixelpart.errors import UserError
 
-METHODS = sorted(masks.MAPS)
+METHODS = sorted(masks.CAMS)
 
 
 class Net(nn.Module):
@@ -179,7 +179,7 @@ def test_a_silent_channel_adds_nothing() -> None:
     acts, grads = torch.zeros(1, 2, 3, 3), torch.ones(1, 2, 3, 3)
     acts[:, 0] = 2
     for method in METHODS:
-        assert (masks.MAPS[method](acts, grads) == 2).all()
+        assert (masks.CAMS[method](acts, grads) == 2).all()
 
 
 @pytest.mark.parametrize("layer", ["features", "layer1"])
@@ -292,8 +292,13 @@ Mistake = Callable[[nn.Module, Tensor], object]
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda m, x: masks.cam(m, x, method="grad"), "unknown cam 'grad'; choose from gradcam, layercam, xgradcam"),
+        (lambda m, x: masks.cam(m, x, method="grad"), "unknown cam 'grad'; choose from gradcam, gradient-rollout, lay"),
         (lambda m, x: masks.cam(m, x, method="grad", layer="layer1"), "unknown cam 'grad'"),
+        (
+            lambda m, x: masks.cam(m, x, method="rollout"),
+            "cam 'rollout' needs a transformer, and Net is none; choose from",
+        ),
+        (lambda m, x: masks.cam(m, x, method="rollout", layer="layer1"), "layer 'layer1' has no meaning"),
         (lambda m, x: masks.cam(m, x, layer="layer7"), "unknown layer 'layer7'; choose from act, fc, features, layer1"),
         (lambda m, x: masks.cam(m, x, layer="fc"), r"layer 'fc' gives \(4, 4\); a map needs"),
         (lambda m, x: masks.cam(nn.Flatten(), x), "Flatten has no features and head; pixelpart.models.wrap"),

@@ -50,7 +50,8 @@ def test_wrn_names_its_weights_as_trades_does() -> None:
 
 
 def test_the_list_of_models_names_each_builder() -> None:
-    assert sorted(models.MODELS) == ["preactresnet18", "resnet18", "tiny-cnn", "wrn-DEPTH-WIDTH"]
+    expected = ["deit-small", "preactresnet18", "resnet18", "tiny-cnn", "vit-small", "vit-tiny", "wrn-DEPTH-WIDTH"]
+    assert sorted(models.MODELS) == expected
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -93,7 +94,15 @@ def test_any_image_size_works(name: str, sizes: dict[int, int]) -> None:
             assert model(x).shape == (1, 10)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "side"), [("resnet18", 28), ("preactresnet18", 28), ("wrn-34-10", 56)])
+def test_large_images_work_in_the_papers_networks(name: str, side: int) -> None:
+    model = build(name, num_classes=100).to("meta")
+    acts = model.features(torch.empty(2, 3, 224, 224, device="meta"))
+    assert acts.shape[2:] == (side, side)
+    assert model.head(acts).shape == (2, 100)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "vit-tiny"])
 def test_building_leaves_the_global_generator_alone_and_follows_its_own(name: str) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -184,7 +193,7 @@ def test_a_preactivation_block_projects_what_it_activated_or_passes_on_x(
     torch.testing.assert_close(block(x), by_hand(out, weights, "conv2") + side, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, "vit-tiny"])
 def test_a_copy_computes_the_same(name: str) -> None:
     model, x = build(name, mean=(0.5, 0.5, 0.5)).eval(), torch.rand(1, 3, 32, 32)
     assert torch.equal(copy.deepcopy(model)(x), model(x))
@@ -193,7 +202,7 @@ def test_a_copy_computes_the_same(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet81", "unknown model 'resnet81'; choose from preactresnet18, resnet18, tiny-cnn, wrn-DEPTH-WIDTH"),
+        ("resnet81", "unknown model 'resnet81'; choose from deit-small, preactresnet18, resnet18, tiny-cnn, vit-small"),
         ("wrn-33-10", "unknown model 'wrn-33-10'; choose a depth of 10, 16"),
         ("wrn-34-0", "unknown model 'wrn-34-0'"),
         ("wrn-34", "unknown model 'wrn-34'"),

@@ -1,0 +1,186 @@
+import copy
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pixelpart.errors import UserError
+from pixelpart.models import Classifier, build, load_state, wrap
+
+Keys = list[tuple[str, tuple[int, ...]]]
+
+
+def norm(name: str, channels: int) -> Keys:
+    sizes = [(f"{name}.{part}", (channels,)) for part in ("weight", "bias", "running_mean", "running_var")]
+    return [*sizes, (f"{name}.num_batches_tracked", ())]
+
+
+def published_resnet18() -> Keys:
+    """Names and shapes of RobustBench's and PART's ResNet-18, written out from their constructors."""
+    keys = [("conv1.weight", (64, 3, 3, 3)), *norm("bn1", 64)]
+    before = 64
+    for layer, width in enumerate((64, 128, 256, 512), 1):
+        for block in (0, 1):
+            name = f"layer{layer}.{block}"
+            keys += [(f"{name}.conv1.weight", (width, before, 3, 3)), *norm(f"{name}.bn1", width)]
+            keys += [(f"{name}.conv2.weight", (width, width, 3, 3)), *norm(f"{name}.bn2", width)]
+            if before != width:
+                keys += [(f"{name}.shortcut.0.weight", (width, before, 1, 1)), *norm(f"{name}.shortcut.1", width)]
+            before = width
+    return [*keys, ("linear.weight", (10, 512)), ("linear.bias", (10,))]
+
+
+def published_wrn(depth: int, width: int, *, sub_block: bool) -> Keys:
+    """Names and shapes of TRADES' and RobustBench's WideResNet."""
+    keys: Keys = [("conv1.weight", (16, 3, 3, 3))]
+    channels = {"block1": (16, 16 * width), "block2": (16 * width, 32 * width), "block3": (32 * width, 64 * width)}
+    stages = ["block1", *(["sub_block1"] if sub_block else []), "block2", "block3"]
+    for stage in stages:
+        before, after = channels[stage.removeprefix("sub_")]
+        for i in range((depth - 4) // 6):
+            name, entry = f"{stage}.layer.{i}", before if i == 0 else after
+            keys += [*norm(f"{name}.bn1", entry), (f"{name}.conv1.weight", (after, entry, 3, 3))]
+            keys += [*norm(f"{name}.bn2", after), (f"{name}.conv2.weight", (after, after, 3, 3))]
+            if entry != after:
+                keys += [(f"{name}.convShortcut.weight", (after, entry, 1, 1))]
+    return [*keys, *norm("bn1", 64 * width), ("fc.weight", (10, 64 * width)), ("fc.bias", (10,))]
+
+
+def filled(keys: Keys) -> dict[str, Tensor]:
+    return {
+        name: torch.tensor(7) if name.endswith("tracked") else torch.rand(shape) * 0.1 + 0.05 for name, shape in keys
+    }
+
+
+def holds(model: Classifier, state: dict[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_published_resnet18_is_taken() -> None:
+    state = filled(published_resnet18())
+    assert holds(load_state(build("resnet18"), state), state)
+
+
+@pytest.mark.parametrize("sub_block", [False, True])
+def test_a_published_wrn_is_taken_with_the_stage_that_never_runs(sub_block: bool) -> None:
+    state = filled(published_wrn(16, 2, sub_block=sub_block))
+    model = build("wrn-16-2")
+    assert load_state(model, state) is model
+    assert holds(model, state)
+
+
+def test_names_of_wrn_34_10_are_the_published_ones() -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in build("wrn-34-10").state_dict().items()}
+    assert own == dict(published_wrn(34, 10, sub_block=False))
+
+
+@pytest.fixture
+def model() -> Classifier:
+    return build("tiny-cnn")
+
+
+@pytest.fixture
+def state(model: Classifier) -> dict[str, Tensor]:
+    return filled([(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()])
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "module.model.", "_orig_mod.module."])
+@pytest.mark.parametrize("inside", ["", "state_dict", "model", "net"])
+def test_wrappers_and_what_training_scripts_save_beside_the_weights_are_taken_off(
+    model: Classifier, state: dict[str, Tensor], prefix: str, inside: str
+) -> None:
+    saved = OrderedDict((prefix + name, tensor) for name, tensor in state.items())
+    given = {"epoch": 3, inside: saved, "optimizer": {"state": {}}} if inside else saved
+    assert holds(load_state(model, given), state)
+
+
+@pytest.mark.parametrize(("mean", "std"), [("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std")])
+def test_scaling_of_pixels_beside_the_weights_becomes_the_models_own(
+    model: Classifier, state: dict[str, Tensor], mean: str, std: str
+) -> None:
+    x, plain = torch.rand(2, 3, 32, 32), load_state(copy.deepcopy(model), state).eval()
+    middle, spread = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
+    load_state(model, state | {mean: middle, std: spread})
+    torch.testing.assert_close(model.eval()(x), plain((x - middle) / spread))
+
+
+def test_a_wrapped_module_keeps_the_name_that_others_strip() -> None:
+    def net() -> Classifier:
+        module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+        return wrap(module, features="1", head="4")
+
+    state = net().state_dict()
+    assert all(name.startswith("module.") for name in state)
+    assert holds(load_state(net(), state), state)
+
+
+def test_files_are_read(model: Classifier, state: dict[str, Tensor], tmp_path: Path) -> None:
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "a.pt")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "b.pth")
+    for name in ("a.safetensors", "a.pt", "b.pth"):
+        fresh = build("tiny-cnn", generator=torch.Generator().manual_seed(9))
+        assert holds(load_state(fresh, tmp_path / name), state)
+    assert holds(load_state(model, str(tmp_path / "a.pt")), state)
+
+
+def test_a_file_without_counters_of_batches_is_taken(model: Classifier, state: dict[str, Tensor]) -> None:
+    load_state(model, {name: tensor for name, tensor in state.items() if not name.endswith("tracked")})
+    assert torch.equal(model.state_dict()["layer1.conv.weight"], state["layer1.conv.weight"])
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("this must not be printed",)
+
+
+@pytest.mark.parametrize(
+    ("save", "message"),
+    [
+        (lambda folder: folder / "none.pt", "there is no file"),
+        (lambda folder: _write(folder / "a.bin", b"x"), r"choose from \.pt, \.pth, \.safetensors"),
+        (lambda folder: _write(folder / "a.safetensors", b"x" * 20), "cannot be read as tensors alone"),
+        (lambda folder: _write(folder / "a.pt", b"x" * 20), "cannot be read as tensors alone"),
+        (lambda folder: _saved(folder / "b.pt", {"a": Evil()}), "if you trust it, load it yourself"),
+        (lambda folder: _saved(folder / "c.pt", [1, 2]), "holds a list, not a state dict"),
+        (lambda folder: _saved(folder / "d.pt", {"lr": 0.1}), "is no state dict: lr is no tensor"),
+        (lambda folder: _saved(folder / "e.pt", {}), "is no state dict: it is empty"),
+    ],
+)
+def test_files_that_are_no_weights_are_told(
+    model: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str], save: object, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load_state(model, save(tmp_path))  # type: ignore[operator]
+    assert "must not" not in capsys.readouterr().out
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def _saved(path: Path, what: object) -> Path:
+    torch.save(what, path)
+    return path
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_changed(model: Classifier, state: dict[str, Tensor]) -> None:
+    before = copy.deepcopy(model.state_dict())
+    del state["layer1.conv.weight"], state["layer4.bn.running_var"]
+    state |= {"extra.weight": torch.zeros(1), "linear.weight": torch.zeros(100, 64)}
+    with pytest.raises(UserError) as caught:
+        load_state(model, state)
+    assert str(caught.value) == (
+        "the state dict does not fit TinyCNN: missing layer1.conv.weight, layer4.bn.running_var; "
+        "not known here extra.weight; of another shape linear.weight (100, 64) there and (10, 64) here"
+    )
+    assert holds(model, before)
+
+
+def test_of_many_names_a_few_are_told(model: Classifier) -> None:
+    with pytest.raises(UserError, match=r"not known here a0, a1, a2, a3 and 96 more$"):
+        load_state(model, model.state_dict() | {f"a{i}": torch.zeros(1) for i in range(100)})

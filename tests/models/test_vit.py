@@ -1,0 +1,187 @@
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pixelpart.errors import UserError
+from pixelpart.frozen import Folding, Working
+from pixelpart.models import build, load_state
+from pixelpart.models.vit import Attention, Deit, VisionTransformer, patch_for
+
+SIZES = {"width": 24, "depth": 3, "heads": 3}
+
+
+def made(kind: type[VisionTransformer], *, size: int = 32) -> VisionTransformer:
+    """A small one whose tokens differ by more than the deviation of a new network's weights."""
+    model = kind(5, size=size, **SIZES)
+    generator = torch.Generator().manual_seed(1)
+    model.draw_weights(generator)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+KINDS = pytest.mark.parametrize("kind", [VisionTransformer, Deit])
+
+
+@pytest.mark.parametrize(("size", "patch"), [(32, 4), (64, 8), (224, 16), (96, 12), (128, 16)])
+def test_the_patch_suits_the_image(size: int, patch: int) -> None:
+    assert patch_for(size) == patch
+    model = build("vit-tiny", size=size)
+    with torch.no_grad():
+        side = size // patch
+        assert model.features(torch.rand(1, 3, size, size)).shape == (1, 64, side, side)
+
+
+@pytest.mark.parametrize("size", [0, 7, 28, 100, 230])
+def test_images_that_cannot_be_cut_are_the_users_mistake(size: int) -> None:
+    with pytest.raises(UserError, match=f"images of {size} pixels cannot be cut"):
+        build("vit-tiny", size=size)
+
+
+@pytest.mark.parametrize("name", ["vit-small", "deit-small"])
+@pytest.mark.parametrize("size", [32, 64, 224])
+def test_small_ones_have_the_size_of_deit_small(name: str, size: int) -> None:
+    model, patch = build(name, num_classes=1000, size=size), patch_for(size)
+    tokens = (size // patch) ** 2 + (name == "deit-small")
+    # of patch 16 and 197 tokens DeiT-S has 22,050,664 parameters
+    expected = 22_050_664 + 384 * (3 * (patch**2 - 16**2) + tokens - 197) - 384 * (name == "vit-small")
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_weights_are_named_as_deit_names_them_but_for_the_head() -> None:
+    keys = set(build("deit-small").state_dict())
+    block = {f"{part}.{kind}" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+             for kind in ("weight", "bias")}  # fmt: skip
+    rest = {f"{part}.{kind}" for part in ("patch_embed.proj", "norm", "linear") for kind in ("weight", "bias")}
+    assert keys == {"cls_token", "pos_embed"} | rest | {f"blocks.{i}.{name}" for i in range(12) for name in block}
+
+
+def test_a_state_dict_of_deit_is_taken() -> None:
+    model = made(Deit)
+    theirs = {name.replace("linear.", "head."): tensor for name, tensor in model.state_dict().items()}
+    other = Deit(5, size=32, **SIZES)
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(load_state(other, theirs).eval()(x), model(x))
+
+
+@KINDS
+def test_logits_are_head_of_features_and_those_beside_the_attentions(kind: type[VisionTransformer]) -> None:
+    model, x = made(kind), torch.rand(2, 3, 32, 32)
+    model.set_scaling((0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
+    weights, logits = model.attentions(x)
+    assert torch.equal(model(x), model.head(model.features(x)))
+    torch.testing.assert_close(logits, model(x))
+    tokens = 64 + (kind is Deit)
+    assert [tuple(layer.shape) for layer in weights] == [(2, 3, tokens, tokens)] * 3
+    for layer in weights:
+        torch.testing.assert_close(layer.sum(-1), torch.ones(2, 3, tokens))
+
+
+def test_attention_equals_its_definition_and_torchs_own() -> None:
+    layer, x = Attention(12, 3).requires_grad_(False), torch.randn(2, 7, 12)
+    out, weights = layer(x)
+    q, k, v = layer.qkv(x).view(2, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
+    for b, h, i in ((0, 0, 0), (1, 2, 6), (1, 1, 3)):
+        scores = [float(q[b, h, i] @ k[b, h, j]) / 2 for j in range(7)]
+        total = sum(math.exp(score) for score in scores)
+        assert weights[b, h, i].tolist() == pytest.approx([math.exp(score) / total for score in scores], abs=1e-6)
+    expected = layer.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 7, 12))
+    torch.testing.assert_close(out, expected)
+
+
+@KINDS
+def test_the_order_of_patches_is_that_of_the_grid(kind: type[VisionTransformer]) -> None:
+    """A change in one patch moves its own token most, before any block mixes them."""
+    model, x = made(kind), torch.rand(1, 3, 32, 32)
+    changed = x.clone()
+    changed[:, :, 8:12, 20:24] += 0.5  # row 2, column 5 of the grid
+    moved = (model.embed(changed) - model.embed(x)).abs().sum(-1)[0, -64:]
+    assert moved.nonzero().flatten().tolist() == [2 * 8 + 5]
+
+
+def test_images_of_another_size_are_refused_also_in_a_view() -> None:
+    model, x = made(VisionTransformer), torch.rand(1, 3, 34, 34)  # 34 gives as many patches as 32
+    for run in (model, Folding(model)()):
+        with pytest.raises(AssertionError, match="32 x 32"):
+            run(x)
+
+
+@KINDS
+def test_structure_can_be_read_and_gives_the_same_numbers_and_gradients(kind: type[VisionTransformer]) -> None:
+    model, x = made(kind), torch.rand(3, 3, 32, 32)
+    folding = Folding(model)
+    assert folding.folded
+    assert torch.equal(folding()(x), model(x))
+    grads = [
+        torch.autograd.grad(run(leaf)[:, 1].sum(), leaf)[0]
+        for run in (folding(), model)
+        for leaf in [x.clone().requires_grad_()]
+    ]
+    torch.testing.assert_close(*grads)
+
+
+@KINDS
+def test_in_bf16_norms_tokens_and_head_stay_fp32_and_products_do_not(
+    kind: type[VisionTransformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = made(kind), torch.rand(3, 3, 32, 32)
+    view, norms, products = Folding(model, dtype=torch.bfloat16)(), [], []
+    layer_norm, linear = F.layer_norm, F.linear
+
+    def norm_seen(x: Tensor, *rest: object) -> Tensor:
+        norms.append((x.dtype, rest[1].dtype))  # type: ignore[attr-defined]
+        return layer_norm(x, *rest)  # type: ignore[arg-type]
+
+    def linear_seen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        products.append((x.dtype, weight.dtype))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(F, "layer_norm", norm_seen)
+    monkeypatch.setattr(F, "linear", linear_seen)
+    logits = view(x)
+    assert set(norms) == {(torch.float32, torch.float32)}
+    narrow, wide = (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)
+    # DeiT's head holds the last block, which is fp32 with it
+    assert products == ([narrow] * 12 + [wide] if kind is VisionTransformer else [narrow] * 8 + [wide] * 5)
+    expected = model(x)
+    assert logits.dtype == torch.float32
+    assert 0 < (logits - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+@KINDS
+def test_a_bf16_view_errs_no_more_than_autocast(kind: type[VisionTransformer]) -> None:
+    model, x = made(kind), torch.rand(16, 3, 32, 32)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        ours = Folding(model, dtype=torch.bfloat16)()(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            theirs = model(x)
+    assert (ours - exact).abs().mean() < 1.2 * (theirs - exact).abs().mean()
+
+
+@KINDS
+def test_training_in_bf16_reaches_every_weight_with_about_the_same_gradient(kind: type[VisionTransformer]) -> None:
+    model, x, y = made(kind).train(), torch.rand(8, 3, 32, 32), torch.arange(8) % 5
+    grads = []
+    for network in (model, Working(model, dtype=torch.bfloat16)):
+        model.zero_grad()
+        F.cross_entropy(network(x), y).backward()
+        grads.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})  # type: ignore
+    for name, exact in grads[0].items():
+        close = F.cosine_similarity(exact.flatten(), grads[1][name].flatten(), dim=0)
+        assert exact.any()
+        assert close > 0.99 or name.endswith("qkv.bias"), name  # the keys' bias changes nothing: its gradient is noise
+
+
+def test_a_new_network_starts_near_even_odds() -> None:
+    model = build("vit-tiny").eval()
+    with torch.no_grad():
+        assert model(torch.rand(8, 3, 32, 32)).softmax(1).max() < 0.2
+    assert model.get_parameter("blocks.0.attn.qkv.weight").std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.05)
+    assert model.get_parameter("pos_embed").std().item() == pytest.approx(0.02, rel=0.05)
+    assert not model.get_parameter("linear.bias").any()

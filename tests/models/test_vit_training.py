@@ -1,0 +1,92 @@
+"""PART trains a transformer: the same step as for any other network, with the maps of its attention."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pixelpart import draws, masks
+from pixelpart.attacks.ball import draw_noise
+from pixelpart.config import Config
+from pixelpart.data import augment, shapes
+from pixelpart.data.loader import as_float
+from pixelpart.engine.build import Plan, build
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.step import StepInputs, class_map, look, train_step
+from pixelpart.errors import UserError
+from pixelpart.recipes import RECIPES
+
+
+def config(**changes: object) -> Config:
+    small = {"attack": {"steps": 2}, "batch_size": 32, "burn_in": {"epochs": 0}, "model": "vit-tiny", "ema": 0.0}
+    return RECIPES["shapes-part"](**(small | changes))
+
+
+@functools.cache
+def pictures() -> tuple[Tensor, Tensor]:
+    return shapes.generate("test")
+
+
+def inputs(plan: Plan, n: int = 16) -> StepInputs:
+    images, labels = (tensor[:n] for tensor in pictures())
+    x = as_float(images)
+    noise = draw_noise(x, kind=plan.main.start, generator=draws.generator(0, "start", 0, 0))
+    moves = augment.draw("none", n, generator=draws.generator(0, "augment", 0, 0))
+    return StepInputs(x, labels, moves, noise)
+
+
+@pytest.mark.parametrize("method", sorted(masks.MAPS))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
+    plan = build(config(mask={"cam": method}, precision=precision))
+    learner = Learner(plan.model, plan.config, torch.device("cpu"))
+    assert learner.freeze.folded
+    learner.lr.fill_(0.05)
+    batch, losses = inputs(plan), []
+    for _ in range(5):
+        learner.tally.sums.zero_()
+        train_step(learner, plan.main, batch)
+        sums = learner.tally.read()
+        losses.append(sums["loss"] / sums["images"])
+        assert plan.config.eps_low < sums["budget"] / sums["images"] < plan.config.eps
+    assert losses[-1] < 0.98 * losses[0]
+    assert not any(module._forward_hooks for module in learner.model.modules())
+
+
+@pytest.mark.parametrize("method", sorted(masks.MAPS))
+@pytest.mark.parametrize("target", ["label", "predicted"])
+def test_the_step_reads_the_map_that_the_api_gives(method: str, target: str) -> None:
+    plan = build(config(mask={"cam": method, "target": target}))
+    learner = Learner(plan.model, plan.config, torch.device("cpu"))
+    batch = inputs(plan, 4)
+    view = learner.freeze()
+    ours = class_map(learner, view, plan.main, batch.images, batch.labels, look(view, batch.images))
+    expected = masks.cam(plan.model, batch.images, batch.labels if target == "label" else None, method=method)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_map_that_does_not_suit_the_network_is_told_when_the_run_is_built() -> None:
+    with pytest.raises(UserError, match="cam 'rollout' needs a transformer, and TinyCNN is none; choose from gradcam"):
+        build(config(model="tiny-cnn", mask={"cam": "rollout"}))
+    with pytest.raises(UserError, match="layer 'blocks"):
+        build(config(mask={"cam": "rollout", "layer": "blocks.1"}))
+
+
+@pytest.mark.slow
+def test_part_trains_a_transformer_on_shapes(tmp_path: Path) -> None:
+    from pixelpart import train
+
+    run = train(
+        config(
+            epochs=4, burn_in={"epochs": 1}, batch_size=64, mask={"cam": "gradient-rollout"}, holdout=256, probe=256,
+            optim={"lr": 0.05}, ema=0.0,
+        ),
+        tmp_path / "run",
+    )  # fmt: skip
+    rows = run.metrics
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[-1]["natural"] > 0.2
+    assert [row["phase"] for row in rows] == ["burn-in", "mask", "mask", "mask"]
+    assert run.model(torch.rand(1, 3, 32, 32)).shape == (1, 10)
