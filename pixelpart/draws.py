@@ -35,6 +35,12 @@ def hashed(keys: Keys, n: int, *, counter: int | Int[Tensor, " b"] = 0) -> Float
     return _shifted(bits, 40).float() * 2.0**-24
 
 
+def hashed_normal(keys: Keys, n: int, *, counter: int | Int[Tensor, " b"] = 0) -> Float[Tensor, "b {n}"]:
+    """n numbers for each key, standard normal, by Box and Muller 1958: sqrt(-2 log(1 - u)) cos(2 pi v)."""
+    u, v = hashed(keys, 2 * n, counter=counter).chunk(2, dim=1)
+    return (-2 * (1 - u).log()).sqrt() * (2 * torch.pi * v).cos()
+
+
 def _digest(seed: int, stream: str, epoch: int, step: int) -> int:
     digest = hashlib.blake2b(f"{seed}/{stream}/{epoch}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

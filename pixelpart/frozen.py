@@ -20,7 +20,10 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 
+from pixelpart.errors import UserError, choose
 from pixelpart.fusing import fuse_relus
+
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @contextmanager
@@ -125,8 +128,22 @@ def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False
     if not isinstance(model, nn.Module):
         return None
     split = hasattr(model, "features") and hasattr(model, "head") and hasattr(model, "pooled_linear")
-    folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
+    try:
+        folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
+    except Exception:  # a module that cannot be copied: there may be a lock in it, or a tensor with a history
+        return None
     return folding() if folding.folded else None
+
+
+def through(model: Any, search: str, device: torch.device) -> Any:
+    """What a search in this precision goes through: in fp32 the model itself, in bf16 a view of it."""
+    dtype = choose(PRECISIONS, search, "search")
+    if dtype is None or isinstance(model, Frozen):
+        return model
+    view = searched(model, dtype=dtype, fuse=device.type == "cuda")
+    if view is None:
+        raise UserError(f"the model's structure cannot be read, so there is no search in {search}; choose fp32")
+    return view
 
 
 class _Unsplit(nn.Module):
@@ -284,9 +301,10 @@ class _Traced:
         first.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
         if others and isinstance(others[-1][1], nn.Linear) and {user.op for user in others[-1][0].users} == {"output"}:
             last, _ = others.pop()
+            (entry,) = last.all_input_nodes
             with graph.inserting_before(last):
-                wide = graph.call_method("to", (last.args[0], torch.float32))
-            last.replace_input_with(last.args[0], wide)
+                wide = graph.call_method("to", (entry, torch.float32))
+            last.replace_input_with(entry, wide)
         narrow = _behind(cast)
         for node, module in others:
             if not narrow.issuperset(node.all_input_nodes):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pixelpart import data, draws, models
 from pixelpart.config import Config, config_from
-from pixelpart.errors import UserError, choose
+from pixelpart.errors import UserError
 from pixelpart.models import Classifier
 from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_facts
 
@@ -69,8 +69,16 @@ def config_of(path: Path) -> Config:
 
 def build_model(config: Config) -> Classifier:
     """The network that a config names, with the weights its seed gives."""
-    dataset = choose(data.SETS, config.dataset, "data set")
-    scaling: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std} if config.normalize else {}
+    if config.num_classes and config.size:  # a set of the user's own, which need not be at hand
+        num_classes, size, mean, std = config.num_classes, config.size, data.folder.MEAN, data.folder.STD
+    else:
+        dataset = data.find(config.dataset)
+        num_classes, size, mean, std = dataset.num_classes, dataset.size, dataset.mean, dataset.std
+    scaling: dict[str, Any] = {"mean": mean, "std": std} if config.normalize else {}
     return models.build(
-        config.model, num_classes=len(dataset.classes), generator=draws.generator(config.seed, "weights"), **scaling
+        config.model,
+        num_classes=num_classes,
+        size=size,
+        generator=draws.generator(config.seed, "weights"),
+        **scaling,
     )

@@ -165,6 +165,19 @@ def test_seeds_streams_samples_and_numbers_all_tell():
     assert torch.equal(draws.keys(0, "a", samples), draws.keys(0, "a", samples, 0))
 
 
+def test_hashed_normals_are_normal_and_their_own():
+    numbers = draws.hashed_normal(draws.keys(0, "apgd", torch.arange(400)), 500)
+    assert numbers.isfinite().all()
+    far_from_0 = 5 / numbers.numel() ** 0.5
+    for power, moment, deviation in ((1, 0, 1), (2, 1, 2**0.5), (3, 0, 15**0.5), (4, 3, 96**0.5)):
+        assert (numbers.double() ** power).mean().item() == pytest.approx(moment, abs=deviation * far_from_0)
+    assert (numbers.abs() < 1).double().mean().item() == pytest.approx(0.6827, abs=0.4655 * far_from_0)
+    assert abs(torch.corrcoef(numbers.T[:2])[0, 1]) < 5 / 400**0.5
+    keys = draws.keys(0, "apgd", torch.arange(6))
+    assert torch.equal(draws.hashed_normal(keys.flip(0), 4, counter=3).flip(0), draws.hashed_normal(keys, 4, counter=3))
+    assert not torch.equal(draws.hashed_normal(keys, 4, counter=3), draws.hashed_normal(keys, 4))
+
+
 def test_hashing_neither_asks_for_a_value_nor_moves_the_global_generator():
     before = torch.get_rng_state()
     draws.hashed(draws.keys(0, "apgd", torch.arange(4)), 3)

@@ -144,8 +144,8 @@ def test_normalisation_is_the_data_sets_and_inside_the_model():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, shapes"),
-        ({"model": "resnet50"}, "unknown model 'resnet50'; choose from preactresnet18, resnet18, tiny-cnn, wrn-"),
+        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
+        ({"model": "resnet50"}, "unknown model 'resnet50'; choose from deit-small, preactresnet18, resnet18, "),
         ({"model": "wrn-11-1"}, "unknown model 'wrn-11-1'; choose a depth of 10, 16"),
     ],
 )

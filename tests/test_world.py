@@ -1,9 +1,14 @@
 """The ranks of a run share every batch out among them."""
 
+import subprocess
+import sys
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelpart.world import World
+from pixelpart.world import World, joined, local_device
 
 SIZES = st.integers(1, 16)
 
@@ -27,3 +32,38 @@ def test_one_process_alone_leads_and_takes_everything():
 
 def test_only_rank_zero_leads():
     assert [World(rank, 4).leads for rank in range(4)] == [True, False, False, False]
+
+
+def test_alone_unless_torchrun_says_otherwise(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined() as world:
+        assert world == World(0, 1)
+    flags = torch.tensor([True, False])
+    assert world.any_of(flags) is flags
+
+
+TALK = """
+import torch
+from pixelpart.world import joined
+with joined() as world:
+    flags = torch.tensor([world.rank == 0, world.rank == 1, False])
+    print(world, world.any_of(flags).tolist())
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_find_each_other(tmp_path):
+    (tmp_path / "talk.py").write_text(TALK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "talk.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = sorted(done.stdout.splitlines())
+    assert lines == [f"World(rank={rank}, size=2) [True, True, False]" for rank in range(2)]
+
+
+def test_a_process_has_the_gpu_of_its_number_if_there_are_so_many(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert local_device() is None
+    for rank, device in (("0", "cuda:0"), ("1", "cuda:1"), ("2", None)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert local_device() == device

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pixelpart.attacks.apgd import apgd
-from pixelpart.attacks.autoattack import SEARCHES, VERSIONS, autoattack
+from pixelpart.attacks.autoattack import SEARCHES, TOGETHER, VERSIONS, autoattack
 from pixelpart.attacks.ball import draw_noise, project, start_point
 from pixelpart.attacks.fab import fab
 from pixelpart.attacks.mm3 import mm3
@@ -29,6 +29,7 @@ ATTACKS = {"pgd": Attack(pgd, takes_loss=True), "mma": Attack(mma, starts=3)}
 __all__ = [
     "ATTACKS",
     "SEARCHES",
+    "TOGETHER",
     "VERSIONS",
     "Attack",
     "apgd",

@@ -1,21 +1,20 @@
-"""Auto-PGD (Croce and Hein 2020): signed gradient steps with momentum, halved for each sample that stops rising."""
+"""Auto-PGD (Croce and Hein 2020): gradient steps whose size is looked at for each sample now and then.
+
+How a step is made, and when it is shortened, depends on the norm: see norms.py.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pixelpart.attacks.ball import project
+from pixelpart.attacks.norms import GEOMETRIES, Geometry, wide
 from pixelpart.attacks.search import Search, State, keep, opening, run
-from pixelpart.draws import Keys, hashed
+from pixelpart.draws import Keys
 from pixelpart.errors import UserError, choose
 from pixelpart.losses import at_class, ce, dlr
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model, PerSample
-
-MOMENTUM = 0.75  # the share of the new step in a move; the rest is the move before
-RHO = 0.75  # a step is halved unless more than this share of the moves raised the loss
 
 
 def apgd(
@@ -28,25 +27,34 @@ def apgd(
     steps: int = 100,
     targets: int = 0,
     restarts: int = 1,
+    norm: str = "linf",
     generator: torch.Generator | None = None,
 ) -> Images:
     """Of the images Auto-PGD visits in `steps` moves, the one with the largest margin max_{k != y} z_k - z_y.
 
     With 0 targets it climbs the loss "ce" (the default) or "dlr". With more it tries each of that many most likely
     wrong classes in turn, by "dlr" (the default: the targeted loss of AutoAttack) or "margin".
+
+    In the norms "l2" and "l1" the budget is a radius: a float, or one for each sample, (b, 1, 1, 1).
     """
-    search = apgd_search(loss=loss, steps=steps, targets=targets, restarts=restarts)
+    search = apgd_search(loss=loss, steps=steps, targets=targets, restarts=restarts, norm=norm)
     return run(search, model, x, y, budget, generator=generator)
 
 
-def apgd_search(*, loss: str | None = None, steps: int = 100, targets: int = 0, restarts: int = 1) -> Search:
-    """Auto-PGD as a search; its first step looks at the random start, so it has one more than there are moves."""
+def apgd_search(
+    *, loss: str | None = None, steps: int = 100, targets: int = 0, restarts: int = 1, norm: str = "linf"
+) -> Search:
+    """Auto-PGD as a search; its first step looks at the random start, so it has one more than there are moves.
+
+    In l1 it goes through three balls, and looks at the point where it begins in each.
+    """
     if steps < 0:
         raise UserError(f"steps {steps} must not be negative")
     table = TOWARDS if targets else AWAY
     loss_of = choose(table, loss or ("dlr" if targets else "ce"), "loss with targets" if targets else "loss")
-    checks = Checkpoints.of(steps)
-    return Search(partial(_begin, checks), partial(_advance, checks, loss_of), steps + 1, targets, restarts)
+    geometry = choose(GEOMETRIES, norm, "norm")(steps)
+    begin, advance = partial(_begin, geometry), partial(_advance, geometry, loss_of)
+    return Search(begin, advance, geometry.looks, targets, restarts, norm)
 
 
 def dlr_towards(logits: Logits, y: Labels, target: Labels) -> PerSample:
@@ -74,103 +82,40 @@ AWAY: dict[str, Callable[..., Tensor]] = {
 TOWARDS: dict[str, Callable[..., Tensor]] = {"dlr": dlr_towards, "margin": margin_towards}
 
 
-class Checkpoints(NamedTuple):
-    """After how many moves the step size is looked at: `first`, then each time `shorter` fewer, down to `least`."""
-
-    first: int
-    shorter: int
-    least: int
-
-    @classmethod
-    def of(cls, steps: int) -> "Checkpoints":
-        """22 %, 3 % and 6 % of all moves: the paper's p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06)."""
-        return cls(*(max(int(share * steps), 1) for share in (0.22, 0.03, 0.06)))
-
-
-def _begin(checks: Checkpoints, x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
-    """The rows of samples at x + budget * u / max|u|, with u uniform in [-1, 1]."""
-    u = 2 * hashed(keys, x.shape[1:].numel()).to(x.dtype) - 1
-    u = (u / (u.abs().amax(1, keepdim=True) + 1e-12)).view_as(x)
-    start = project(x + budget * u, x, budget)
-    nothing, count = x.new_zeros(len(x)), torch.zeros_like(y)
+def _begin(geometry: Geometry, x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
+    """The rows of samples at a random point of the ball."""
+    own = geometry.begin(x, budget, keys)
     return opening(x, y, budget, keys, target) | {
-        "low": project(torch.zeros_like(x), x, budget),  # the ends of the ball, so that a projection is one operation
-        "high": project(torch.ones_like(x), x, budget),
-        "point": start,  # to be looked at next
-        "before": start.clone(),  # where the last move began
-        "loss": nothing,  # the reference holds the loss after the first move against 0, not against the start's
-        "rises": count,  # moves since the last checkpoint that raised the loss
-        "best": start.clone(),  # the point with the largest loss, and the sign of the gradient there
-        "best_sign": torch.zeros_like(x),
-        "best_loss": nothing - torch.inf,
-        "checked_loss": nothing - torch.inf,  # best_loss at the last checkpoint; the first one sees progress
-        "halved": torch.zeros_like(y, dtype=torch.bool),  # whether the last checkpoint halved the step
-        "scale": nothing + 2,  # the step size, in budgets
-        "window": count + checks.first,  # moves between the last checkpoint and the next
-        "due": count + checks.first,  # the step of the next checkpoint
+        "best": own["point"].clone(),  # the point with the largest loss, and the way that the gradient has there
+        "best_way": torch.zeros_like(x),
+        "best_loss": x.new_full((len(x),), -torch.inf),
+        **own,
     }
 
 
 @torch.no_grad()
-def _advance(checks: Checkpoints, loss_of: Callable[..., Tensor], net: Model, state: State) -> State:
+def _advance(geometry: Geometry, loss_of: Callable[..., Tensor], net: Model, state: State) -> State:
     """Every row looked at where it stands, its step size checked where that is due, and moved."""
-    point, step = state["point"], state["step"]
+    point = state["point"]
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
         logits = net(leaf).to(leaf.dtype)
         loss = loss_of(logits, state["y"], state["target"])
         (grad,) = torch.autograd.grad(loss.sum(), leaf)
-    logits, loss, sign = logits.detach(), loss.detach(), grad.sign()
+    logits, loss, way = logits.detach(), loss.detach(), geometry.way(grad)
 
     better = loss > state["best_loss"]
-    best, best_sign = _pick(better, point, state["best"]), _pick(better, sign, state["best_sign"])
-    best_loss = torch.where(better, loss, state["best_loss"])
-    rises = state["rises"] + ((loss > state["loss"]) & (step > 0))
+    state = state | keep(state, point, logits, geometry.inside(state))
+    state["best"] = _pick(better, point, state["best"])
+    state["best_way"] = _pick(better, way, state["best_way"])
+    state["best_loss"] = torch.where(better, loss, state["best_loss"])
 
-    due = step == state["due"]
-    stalled = ~state["halved"] & (state["checked_loss"] >= best_loss)
-    halve = due & ((rises <= RHO * state["window"]) | stalled)
-    window = torch.where(due, (state["window"] - checks.shorter).clamp(min=checks.least), state["window"])
-    scale = torch.where(halve, state["scale"] / 2, state["scale"])
-    origin = _pick(halve, best, point)  # a halved step sets out from the best point
-    share = torch.ones_like(scale).masked_fill(step > 0, MOMENTUM)  # the first move has none before it
-
-    return (
-        state
-        | keep(state, point, logits)
-        | {
-            "step": step + 1,
-            "point": _move(origin, _pick(halve, best_sign, sign), scale, share, state),
-            "before": origin,
-            "loss": torch.where(step > 0, loss, state["loss"]),
-            "rises": rises.masked_fill(due, 0),
-            "best": best,
-            "best_sign": best_sign,
-            "best_loss": best_loss,
-            "checked_loss": torch.where(due, best_loss, state["checked_loss"]),
-            "halved": torch.where(due, halve, state["halved"]),
-            "scale": scale,
-            "window": window,
-            "due": torch.where(due, step + window, state["due"]),
-        }
-    )
-
-
-def _move(origin: Images, sign: Images, scale: PerSample, share: PerSample, state: State) -> Images:
-    """project(o + share (project(o + scale budget sign) - o) + (1 - MOMENTUM) (o - before)), with o the origin.
-
-    At the first move the share is 1, and o is `before`.
-    """
-    low, high = state["low"], state["high"]
-    reach = torch.addcmul(origin, sign, _wide(scale) * state["budget"]).clamp(low, high)
-    moved = torch.lerp(origin, reach, _wide(share))
-    return moved.add(origin - state["before"], alpha=1 - MOMENTUM).clamp(low, high)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values[:, None, None, None]
+    back, news = geometry.check(state, loss)
+    origin = _pick(back, state["best"], point)
+    move = geometry.move(origin, _pick(back, state["best_way"], way), state | news)
+    return state | news | move | {"step": state["step"] + 1}
 
 
 def _pick(flags: Flags, new: Images, old: Images) -> Images:
     """The rows of `new` that are flagged, the others of `old`."""
-    return torch.where(_wide(flags), new, old)
+    return torch.where(wide(flags), new, old)

@@ -13,8 +13,8 @@ from pixelpart.attacks.search import Search, State, numbered, spread, targets_of
 from pixelpart.attacks.square import square_search
 from pixelpart.attacks.sweep import Settle, Sweep, Try
 from pixelpart.draws import keys as keys_of
-from pixelpart.errors import choose
-from pixelpart.frozen import frozen, searched
+from pixelpart.errors import UserError, choose
+from pixelpart.frozen import PRECISIONS, frozen, searched
 from pixelpart.precision import full_precision
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
@@ -26,6 +26,15 @@ SEARCHES: dict[str, Search] = {
     "fab-t": fab_search(),
     "mm3": mm3_search(),
     "square": square_search(),
+    "apgd-ce-l2": apgd_search(norm="l2"),
+    "apgd-t-l2": apgd_search(targets=9, norm="l2"),
+    "apgd-ce-l1": apgd_search(norm="l1"),
+    "apgd-t-l1": apgd_search(targets=9, norm="l1"),
+}
+
+# one norm's searches together, by a name of their own
+TOGETHER: dict[str, dict[str, Search]] = {
+    f"apgd-{norm}": {name: SEARCHES[name] for name in (f"apgd-ce-{norm}", f"apgd-t-{norm}")} for norm in ("l2", "l1")
 }
 
 VERSIONS: dict[str, dict[str, Search]] = {
@@ -40,7 +49,8 @@ VERSIONS: dict[str, dict[str, Search]] = {
     },
 }
 
-PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+PROBES = 64  # images on which a view has to agree with the model, to be searched through
+AGREEMENT, ROUNDING = 0.1, 1e-3  # of the logits' spread: how far it may be off, in bf16 and in fp32
 Take = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers to images, labels and budgets
 
 
@@ -65,10 +75,15 @@ def autoattack(
     generator = generator or seeded(x)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     room = spread(budget, x)
+    if slots is not None and slots < 1:
+        raise UserError(f"slots {slots} is not a whole number above 0")
+    slots = slots or default_slots(x.device)
     with torch.no_grad(), full_precision(x.device), frozen(model) as judge:
+        clean = torch.cat([judge(some) for some in x.split(slots)])
         net = view_for_search(judge, dtype, x.device)
-        clean = judge(x)
-        robust = clean.argmax(1) == y
+        if net is not judge and not agrees(net, x[:PROBES], clean[:PROBES], dtype):
+            net = judge
+        robust = is_right(clean, y)
         for name, part in parts.items():
             broken = hunt(
                 name,
@@ -79,7 +94,7 @@ def autoattack(
                 clean,
                 all_tries(part, robust.nonzero()[:, 0].tolist(), clean.shape[1]),
                 seed=seed,
-                slots=slots or default_slots(x.device),
+                slots=slots,
             )
             robust[list(broken)] = False
     return robust
@@ -114,7 +129,7 @@ def hunt(
 
     def confirm(rows: list[Try], x_adv: Images) -> Flags:
         x, y, budget = take(torch.tensor([sample for sample, _ in rows], device=clean.device))
-        return (judge(x_adv).argmax(1) != y) & inside(x_adv, x, budget)
+        return ~is_right(judge(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
 
     return Sweep(search, net, begin, confirm, slots, say)(tries, settle)
 
@@ -123,6 +138,20 @@ def view_for_search(model: Model, dtype: torch.dtype | None, device: torch.devic
     """The model as a search goes through it: folded if its structure can be read, else as it is, in fp32."""
     fuse = dtype is not None and device.type == "cuda"
     return searched(model, dtype=dtype, fuse=fuse) or model
+
+
+def agrees(view: Model, x: Images, expected: Logits, dtype: torch.dtype | None) -> bool:
+    """Whether a view of a model says of some images what is expected of them, to rounding in its type."""
+    try:
+        apart = (view(x) - expected).abs().max() / expected.std().clamp_min(1e-12)
+    except RuntimeError:  # the model's own operations, in another type than they were written for
+        return False
+    return bool(apart <= (AGREEMENT if dtype else ROUNDING))
+
+
+def is_right(logits: Logits, y: Labels) -> Flags:
+    """Where the label's logit is the largest; NaN says nothing, so it is not right."""
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
 def default_slots(device: torch.device) -> int:

@@ -1,4 +1,10 @@
-"""The images within the budget of x: how to get in (start) and how to stay in (the only projection there is)."""
+"""The images within the budget of x: how to get in (start) and how to stay in (the only projections there are).
+
+The budget bounds the change of every pixel. In l2 and l1 it bounds the norm of the whole change: a radius, one number
+for each sample.
+"""
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -8,13 +14,17 @@ from pixelpart.errors import UserError, unknown
 from pixelpart.types import Budget, Flags, Images
 
 Noise = Float[Tensor, "*several b c h w"]
+Lengths = Float[Tensor, "b 1 1 1"]
+Radius = float | Lengths
 
 STARTS = ("uniform", "normal", "none")
 NORMAL_SCALE = 0.001
 TOLERANCE = 1e-6  # how far outside the ball rounding may put an image that still counts as inside
+ORDERS = {"l2": 2, "l1": 1}  # of the norms besides linf
+TINY = 1e-30  # stands in for a length of 0
 
 
-def check(x: Tensor, budget: Budget, *, step_size: float, steps: int) -> None:
+def check(x: Tensor, budget: Budget, *, step_size: float, steps: int, norm: str = "linf") -> None:
     """Returns if an attack can begin; a mistake in what was handed in is a UserError.
 
     Values inside tensors are looked at only where that is free of side effects: not in compiled or captured code.
@@ -23,7 +33,9 @@ def check(x: Tensor, budget: Budget, *, step_size: float, steps: int) -> None:
         raise UserError(f"images are {str(x.dtype).removeprefix('torch.')}; give float in [0, 1]")
     if steps < 0 or not step_size >= 0:
         raise UserError(f"steps {steps} and step_size {step_size} must not be negative")
-    if not isinstance(budget, Tensor):
+    if norm != "linf":
+        _check_radius(budget, norm)
+    elif not isinstance(budget, Tensor):
         if not 0 <= budget <= 1:
             raise UserError(f"budget {budget} is not from 0 to 1; a change of 8 levels of 255 is 8/255")
     elif type(budget) is Tensor and not bool(((budget >= 0) & (budget <= 1)).all()):
@@ -32,14 +44,76 @@ def check(x: Tensor, budget: Budget, *, step_size: float, steps: int) -> None:
         raise UserError(f"images lie in [{float(x.min())}, {float(x.max())}], not in [0, 1]")
 
 
+def _check_radius(radius: Budget, norm: str) -> None:
+    values = radius if isinstance(radius, Tensor) else torch.tensor(float(radius))
+    if values.ndim and values.shape[1:] != (1, 1, 1):
+        shape = tuple(values.shape)
+        raise UserError(f"the radius of an {norm} ball is one number for each image, (b, 1, 1, 1), not {shape}")
+    if type(values) is Tensor and not bool(((values >= 0) & values.isfinite()).all()):
+        raise UserError(f"the radius of an {norm} ball is not finite, or negative: {float(values.min())}")
+
+
 def project(x_adv: Images, x: Images, budget: Budget) -> Images:
     """The nearest image with |x_adv - x| <= budget at every pixel and all values in [0, 1], where x lies too."""
     return x_adv.maximum(x - budget).minimum(x + budget).clamp(0, 1)
 
 
-def inside(x_adv: Images, x: Images, budget: Budget) -> Flags:
-    """Where |x_adv - x| <= budget at every pixel, but for rounding, and x_adv is in [0, 1]."""
-    return (((x_adv - x).abs() <= budget + TOLERANCE) & (x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)
+def project_l2(x_adv: Images, x: Images, radius: Radius) -> Images:
+    """x + d min(1, radius / |d|_2) with d = x_adv - x, cut to [0, 1], where x lies too: a cut only makes d shorter.
+
+    It lies in the ball and the box, and is the nearest such image where the cut does nothing.
+    """
+    change = x_adv - x
+    return (x + change * (radius / length(change, "l2").clamp(min=TINY)).clamp(max=1)).clamp(0, 1)
+
+
+def project_l1(x_adv: Images, x: Images, radius: Radius) -> Images:
+    """The nearest image with |x_adv - x|_1 <= radius and all values in [0, 1], where x lies too.
+
+    It is x + sign(d) min(max(|d| - a, 0), room), with d = x_adv - x, room the way from x to the end of [0, 1] that d
+    points to, and a >= 0 as small as the radius allows; Croce and Hein 2021, "Mind the box". It is found
+    by halving an interval to the last bit.
+    """
+    change = x_adv - x
+    size, room = change.abs().flatten(1), torch.where(change > 0, 1 - x, x).flatten(1)
+    zero, most = torch.zeros_like(size), (size.new_zeros(len(x), 1, 1, 1) + radius).flatten(1)
+
+    def left(a: Tensor) -> Tensor:
+        return (size - a).clamp(zero, room)
+
+    def over(a: Tensor) -> Tensor:
+        return left(a).sum(1, keepdim=True) > most
+
+    low = zero[:, :1]
+    high = torch.where(over(low), size.amax(1, keepdim=True), low)  # not over, here and below
+    for _ in range(7 - round(math.log2(torch.finfo(x.dtype).eps))):
+        middle = (low + high) / 2
+        more = over(middle)
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    return (x + change.sign() * left(high).view_as(x)).clamp(0, 1)
+
+
+def unit(change: Images) -> Images:
+    """change / |change|_2, or 0; by the largest entry first, since the square of a small gradient is none at all."""
+    large = change / change.abs().amax((1, 2, 3), keepdim=True).clamp(min=TINY)
+    return large / length(large, "l2").clamp(min=TINY)
+
+
+def length(change: Images, norm: str, dtype: torch.dtype | None = None) -> Lengths:
+    """|change| in l2 or l1, summed up in this type."""
+    return torch.linalg.vector_norm(change, ORDERS[norm], dim=(1, 2, 3), keepdim=True, dtype=dtype)
+
+
+def inside(x_adv: Images, x: Images, budget: Budget, *, norm: str = "linf") -> Flags:
+    """Where |x_adv - x| <= budget at every pixel, but for rounding, and x_adv is in [0, 1].
+
+    In l2 and l1 the norm of x_adv - x is at most budget * (1 + 1e-6).
+    """
+    if norm == "linf":
+        near = (x_adv - x).abs() <= budget + TOLERANCE
+    else:
+        near = length(x_adv - x, norm, torch.float64) <= (1 + TOLERANCE) * budget
+    return (near & (x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)
 
 
 def seeded(x: Images) -> torch.Generator:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pixelpart.attacks.ball import begin, check, seeded
 from pixelpart.attacks.pgd import climb
-from pixelpart.frozen import Frozen, frozen
+from pixelpart.frozen import Frozen, frozen, through
 from pixelpart.losses import SampleLoss, at_class, margin, without
 from pixelpart.types import Budget, Images, Labels, Model
 
@@ -25,6 +25,7 @@ def mma(
     steps: int,
     targets: int = 3,
     start: str | Images | Starts = "uniform",
+    search: str = "fp32",
     generator: torch.Generator | None = None,
     ascend: Callable[..., Images] | None = None,
 ) -> Images:
@@ -38,6 +39,7 @@ def mma(
     if not isinstance(model, Frozen):
         check(x, budget, step_size=step_size, steps=steps)
     with torch.no_grad(), frozen(model) as net:
+        net = through(net, search, x.device)
         clean = net(x)
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pixelpart.attacks.ball import begin, check, project
 from pixelpart.errors import choose
-from pixelpart.frozen import Frozen, frozen
+from pixelpart.frozen import Frozen, frozen, through
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
 
@@ -23,19 +23,21 @@ def pgd(
     steps: int,
     loss: str | SampleLoss = "ce",
     start: str | Images = "uniform",
+    search: str = "fp32",
     generator: torch.Generator | None = None,
     ascend: Callable[..., Images] | None = None,
 ) -> Images:
     """Adversarial images after `steps` times x_adv <- project(x_adv + step_size * sign(gradient of the loss)).
 
     y is what the loss compares the logits with: labels, or for "kl" the clean logits; labels given with "kl" stand for
-    the clean logits, computed here once. `start` is uniform, normal, none, or an image batch to begin from. `ascend`
-    stands in for `signed_step`.
+    the clean logits, computed here once. `start` is uniform, normal, none, or an image batch to begin from. With
+    `search="bf16"` gradients come from a bf16 view of the model. `ascend` stands in for `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     if not isinstance(model, Frozen):  # a view is handed in by the training step, which must not wait for the device
         check(x, budget, step_size=step_size, steps=steps)
     with torch.no_grad(), frozen(model) as net:
+        net = through(net, search, x.device)
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
         first = begin(x, budget, start=start, generator=generator)

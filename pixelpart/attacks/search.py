@@ -29,6 +29,7 @@ class Search:
 
     A sample that is not broken is tried again with other keys, `restarts` times for each of the `targets` most likely
     wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
+    The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius.
     """
 
     begin: Callable[[Images, Labels, Tensor, Keys, Labels], State]
@@ -36,6 +37,7 @@ class Search:
     steps: int
     targets: int = 0
     restarts: int = 1
+    norm: str = "linf"
 
     def __post_init__(self) -> None:
         if self.targets < 0 or self.restarts < 1:
@@ -68,16 +70,17 @@ def opening(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) ->
 def keep(state: State, x_new: Images, logits: Logits, inside: Flags | None = None) -> State:
     """x_adv, margin and hit, brought up to date with images and what the model says of them.
 
-    `inside` tells which of the images may be taken at all.
+    `inside` tells which of the images may be taken at all. One on which the model says NaN is taken where no error has
+    been found yet, and leaves the margin as it is: it is for the model itself to tell.
     """
     reached = margin(logits.to(state["margin"].dtype), state["y"])
-    better = reached > state["margin"]
+    better, unsaid = reached > state["margin"], reached.isnan() & (state["margin"] < 0)
     if inside is not None:
-        better = better & inside
+        better, unsaid = better & inside, unsaid & inside
     return {
-        "x_adv": torch.where(better[:, None, None, None], x_new, state["x_adv"]),
+        "x_adv": torch.where((better | unsaid)[:, None, None, None], x_new, state["x_adv"]),
         "margin": torch.where(better, reached, state["margin"]),
-        "hit": state["hit"] | (better & (reached >= 0)),
+        "hit": state["hit"] | (better & (reached >= 0)) | unsaid,
     }
 
 
@@ -105,7 +108,7 @@ def run(
 ) -> Images:
     """The image with the largest margin that the search finds for each sample, over all its tries."""
     if not isinstance(model, Frozen):
-        check(x, budget, step_size=0.0, steps=search.steps)
+        check(x, budget, step_size=0.0, steps=search.steps, norm=search.norm)
     generator = generator or seeded(x)
     with frozen(model) as net:
         clean = net(x)

@@ -23,7 +23,8 @@ Rows = Callable[[list[Try]], State]  # what `search.begin` makes of these tries
 Confirm = Callable[[list[Try], Images], Flags]  # whether the model itself errs on these images, inside the ball
 Settle = Callable[[Try, bool], None]  # a try that is over, and whether it broke its sample
 
-SMALLEST = 32  # rows, for which a graph is made of its own
+SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batches for which there are graphs, in shares of `slots`
+JUDGED = ("x_adv", "margin", "hit", "step")
 LOOKS = 20  # in a try on a GPU, at which the host waits for the device to see what is settled
 
 
@@ -46,7 +47,7 @@ class Sweep:
     def __call__(self, tries: Sequence[Try], settle: Settle = lambda one, broken: None) -> set[int]:
         broken: set[int] = set()
         slots = _even(len(tries), self.slots)
-        step = Step(self.search, self.net, slots, self.say)
+        step = Step(self.search, self.net, self.slots, self.say)
         waiting = _unbroken(tries, broken)
         rows: list[Try] = []
         state: State | None = None
@@ -96,18 +97,26 @@ class Step:
         if not self._plain:
             return self._replayed(state, strides)
         for _ in range(strides):
-            state = self.search.advance(self.net, state)
+            state = self._once(state)
         return state
+
+    def _once(self, state: State) -> State:
+        """One step on, but for what is judged of a row that is at its end already: looks are a few steps apart."""
+        over = state["step"] >= self.search.steps
+        new = self.search.advance(self.net, state)
+        for name in JUDGED:
+            new[name] = torch.where(over.view(-1, *[1] * (new[name].ndim - 1)), state[name], new[name])
+        return new
 
     def _replayed(self, state: State, times: int) -> State:
         n = len(state["step"])
-        size = self.slots
-        while (half := math.ceil(size / 2)) >= max(n, SMALLEST):
-            size = half
+        share = next(share for share in SIZES if math.ceil(share * self.slots) >= n)
+        size = math.ceil(share * self.slots)
         if size not in self._graphs:
             buffers = {name: _padded(tensor, size) for name, tensor in state.items()}
             try:
-                with timed_algorithms():
+                # timing takes a second or so: it pays for the batches that most of the work is done in
+                with timed_algorithms(share >= 1 / 4):
                     graph, _ = graphs.record(lambda: self._advance(buffers))
             except RuntimeError as error:
                 self._plain = True
@@ -124,16 +133,19 @@ class Step:
 
     def _advance(self, buffers: State) -> None:
         """The buffers one step on, in place."""
-        for name, tensor in self.search.advance(self.net, buffers).items():
-            if tensor is not buffers[name]:
-                buffers[name].copy_(tensor)
+        new = {name: tensor for name, tensor in self._once(buffers).items() if tensor is not buffers[name]}
+        held = {buffer.data_ptr() for buffer in buffers.values()}
+        # what a search hands on by another name is set aside before it is overwritten
+        new = {name: tensor.clone() if tensor.data_ptr() in held else tensor for name, tensor in new.items()}
+        for name, tensor in new.items():
+            buffers[name].copy_(tensor)
 
 
 @contextmanager
-def timed_algorithms() -> Iterator[None]:
-    """cuDNN times its algorithms for a convolution that it has not met, and keeps the best."""
+def timed_algorithms(wanted: bool) -> Iterator[None]:
+    """Whether cuDNN times its algorithms for a convolution that it has not met, and keeps the best."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = wanted
     try:
         yield
     finally:

@@ -2,7 +2,15 @@
 
 from pixelpart.errors import unknown
 
-KINDS = ("attack", "cam", "scale", "train")
+_STEP = ("model", "batch_size", "steps", "repeats")
+TAKES = {  # the settings of each
+    "attack": _STEP,
+    "autoattack": ("run", "images", "search", "batch_size"),
+    "cam": ("model", "batch_size", "repeats"),
+    "scale": _STEP,
+    "train": (*_STEP, "methods", "precision"),
+}
+KINDS = tuple(TAKES)
 METHODS = ("at", "part", "trades", "part-t", "mart", "part-m")
 PRECISIONS = ("bf16", "fp32")
 REPEATS = 3

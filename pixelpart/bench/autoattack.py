@@ -31,28 +31,34 @@ def bench_autoattack(
     root: str | Path | None = None,
     say: Say = lambda line: None,
 ) -> Report:
-    """Seconds and robust accuracy of both on the first test images, each timed once; flags are compared by sample."""
+    """Seconds and robust accuracy of both on the first test images, each timed once; flags are compared by sample.
+
+    The reference searches as torch is set up (on a GPU its convolutions are TF32), ours as `evaluate` does; for both
+    IEEE fp32 decides.
+    """
     them = resolve(run, images=images, device=device, root=root)
     pictures, place = them.pictures, them.pictures.device
     search, slots = choose_search(search, place), batch_size or default_slots(place)
     report = Report("autoattack", {"run": str(run), "images": len(pictures), "search": search}, machine(place))
-    with full_precision(place), frozen(them.model) as model:
-        right = natural(model, pictures, batch_size=slots, report=lambda settled, right: None)
+    with frozen(them.model) as model:
+        with full_precision(place):
+            right = natural(model, pictures, batch_size=slots)
 
         def ours() -> Flags:
-            return under_searches(
-                model,
-                pictures,
-                VERSIONS["standard"],
-                right=right,
-                eps=EPS,
-                search=search,
-                seed=0,
-                slots=slots,
-                journal=Journal(),
-                tell=lambda part, settled, total, share: None,
-                say=report.note,
-            )
+            with full_precision(place):
+                return under_searches(
+                    model,
+                    pictures,
+                    VERSIONS["standard"],
+                    right=right,
+                    eps=EPS,
+                    search=search,
+                    seed=0,
+                    slots=slots,
+                    journal=Journal(),
+                    tell=lambda part, settled, total, share: None,
+                    say=report.note,
+                )
 
         def theirs() -> Flags:
             return under_reference(

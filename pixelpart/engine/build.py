@@ -1,5 +1,6 @@
 """Names to functions: a config's methods are looked up in the rooms' tables before anything is written to disk."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from torch import Tensor
 from pixelpart import masks
 from pixelpart.attacks import ATTACKS
 from pixelpart.config import Config
-from pixelpart.data import SETS
+from pixelpart.data import find
 from pixelpart.data.augment import AUGMENTS
-from pixelpart.engine.learner import DTYPES
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.errors import UserError, choose, unknown
+from pixelpart.frozen import PRECISIONS
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.run import build_model
@@ -64,7 +65,10 @@ class Plan:
     main: Phase
 
     def phase(self, epoch: int) -> Phase:
-        return self.burn_in if epoch < self.config.burn_in.epochs else self.main
+        """How this epoch trains; while eps ramps up, with budgets that are a share of what they will be."""
+        phase = self.burn_in if epoch < self.config.burn_in.epochs else self.main
+        ramp = self.config.eps_ramp
+        return phase if epoch >= ramp else scaled(phase, (epoch + 0.5) / ramp)
 
     def renews_maps(self, epoch: int) -> bool:
         """Whether the store is refilled before this epoch: when burn-in ends, and every so many epochs from there."""
@@ -72,12 +76,21 @@ class Plan:
         return self.main.mask is not None and every > 0 and since >= 0 and since % every == 0
 
 
+def scaled(phase: Phase, share: float) -> Phase:
+    """The phase with every budget multiplied by `share`."""
+    mask = phase.mask
+    if mask is not None:
+        budget = mask.budget
+        mask = dataclasses.replace(mask, budget=lambda heat: share * budget(heat))
+    return dataclasses.replace(phase, eps=share * phase.eps, middle=share * phase.middle, mask=mask)
+
+
 def build(config: Config) -> Plan:
     """The functions and the model that a config names; a name that is not there is a UserError with the choices."""
-    choose(SETS, config.dataset, "data set")
+    size = find(config.dataset).size
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
-    choose(DTYPES, config.precision, "precision")
+    choose(PRECISIONS, config.precision, "precision")
     burn_in = config.burn_in.objective if config.burn_in.objective != "same" else config.objective.name
     model = build_model(config)
     return Plan(
@@ -86,7 +99,7 @@ def build(config: Config) -> Plan:
         burn_in=_phase(
             config, "burn-in", burn_in, eps=config.eps if config.burn_in.eps == "same" else config.burn_in.eps
         ),
-        main=_phase(config, "mask", config.objective.name, eps=config.eps, mask=_mask(config, model)),
+        main=_phase(config, "mask", config.objective.name, eps=config.eps, mask=_mask(config, model, size)),
     )
 
 
@@ -107,13 +120,12 @@ def _phase(config: Config, name: str, objective: str, *, eps: float, mask: Mask 
     )
 
 
-def _mask(config: Config, model: Classifier) -> Mask | None:
+def _mask(config: Config, model: Classifier, size: int) -> Mask | None:
     mask = config.mask
     choose({"none": None, **masks.RULES}, mask.rule.partition(":")[0], "mask.rule")
     choose(masks.MAPS, mask.cam, "cam")
     if mask.target not in TARGETS:
         raise unknown("mask.target", mask.target, TARGETS)
-    size = SETS[config.dataset].size
     masks.cam(model, torch.zeros(1, 3, size, size), method=mask.cam, layer=mask.layer)  # a wrong layer is told now
     if mask.rule == "none":
         return None

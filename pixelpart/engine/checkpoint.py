@@ -12,8 +12,8 @@ from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_fact
 
 # Where a fork may differ from the run it comes from; data, held-out images, model and seed must be the same.
 FORK_MAY_CHANGE = (
-    "recipe", "init_from", "keep", "epochs", "eps", "eps_low", "attack", "mask", "burn_in", "objective", "optim",
-    "probe", "precision",
+    "recipe", "init_from", "keep", "epochs", "eps", "eps_low", "eps_ramp", "attack", "mask", "burn_in", "objective",
+    "optim", "probe", "precision",
 )  # fmt: skip
 
 

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from pixelpart.config import Config
 from pixelpart.engine.averaging import Average
-from pixelpart.frozen import Folding, Working
+from pixelpart.frozen import PRECISIONS, Folding, Working
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
-
-DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class Tally:
@@ -46,7 +44,7 @@ class Learner:
     def __init__(self, model: Classifier, config: Config, device: torch.device) -> None:
         self.model = model.to(device).train()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        dtype = DTYPES[config.precision]
+        dtype = PRECISIONS[config.precision]
         self.freeze = Folding(self.model, dtype=dtype, fuse=dtype is not None and device.type == "cuda")
         self.narrow = dtype is not None and self.freeze.folded
         self.network: Callable[[Tensor], Tensor] = (

@@ -89,10 +89,10 @@ def pixel_budget(
 
 
 def class_map(learner: Learner, model: Frozen, phase: Phase, x: Images, y: Labels, clean: Clean) -> Map:
-    """The map of each image's class: from the clean pass at the last layer, by a pass of its own at any other."""
+    """The map of each image's class: from the clean pass at the last layer; elsewhere, or of attention, by its own."""
     mask = phase.mask
     assert mask is not None
     target = y if mask.of_label else clean.logits.argmax(1)
-    if mask.layer == "features":
+    if mask.layer == "features" and mask.cam in masks.CAMS:
         return masks.features_cam(model, clean.acts, target, method=mask.cam)
     return masks.cam(learner.model, x, target, method=mask.cam, layer=mask.layer)

@@ -18,6 +18,7 @@ from pixelpart.attacks.ball import draw_noise
 from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader, as_float, split_holdout
+from pixelpart.dataname import with_options
 from pixelpart.device import choose_device
 from pixelpart.engine import probe
 from pixelpart.engine.build import Plan, build
@@ -26,7 +27,7 @@ from pixelpart.engine.checkpoint import Checkpoints, Position
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import StepInputs, class_map, look, train_step
-from pixelpart.errors import Diverged
+from pixelpart.errors import Diverged, UserError
 from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
 from pixelpart.precision import full_precision
@@ -56,6 +57,7 @@ def train(
     Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped. On a GPU the step
     is compiled and captured unless `fast` is False; the numbers differ by rounding alone.
     """
+    config = settled(config)
     plan = build(config)
     folder = RunFolder(out)
     folder.check(config)
@@ -63,6 +65,22 @@ def train(
     with folder.locked():
         trainer.run(save_seconds)
     return Run(folder.path)
+
+
+def settled(config: Config) -> Config:
+    """The config with what it does not say of a set of the user's own, so that its run opens without the data."""
+    if config.dataset in data.SETS:
+        if config.size or config.num_classes:
+            raise UserError(f"size and num_classes are for sets of your own; {config.dataset} has its own")
+        return config
+    folder = config.dataset.startswith("folder:")
+    name = with_options(config.dataset, size=config.size or None) if folder else config.dataset
+    entry = data.find(name)
+    found = {"size": entry.size, "num_classes": entry.num_classes}
+    for field, value in found.items():
+        if getattr(config, field) not in (0, value):
+            raise UserError(f"{name} has {field} {value}, not the {getattr(config, field)} of the config")
+    return config.model_copy(update={"dataset": name, **found})
 
 
 class Trainer:
@@ -89,23 +107,26 @@ class Trainer:
         if fast and device.type == "cuda":
             self.go_fast()
 
-        images, labels = load_checked(config.dataset, "train", data_root)
+        images, labels = load_checked(config.dataset, "train", data_root, screen=screen)
         kept, held = split_holdout(len(images), config.holdout, config.seed)
         self.loader = Loader(
-            images[kept], labels[kept], batch_size=config.batch_size, seed=config.seed, device=device, world=world
+            images, labels, rows=kept, batch_size=config.batch_size, seed=config.seed, device=device, world=world
         )
         some = torch.randperm(len(kept), generator=draws.generator(config.seed, "probe images"))[: config.probe]
         self.probes: dict[str, tuple[Images, Labels]] = {"train": self._place(images[kept[some]], labels[kept[some]])}
         if config.holdout:
             self.probes["held-out"] = self._place(images[held], labels[held])
         else:
-            test = load_checked(config.dataset, "test", data_root)
+            test = load_checked(config.dataset, "test", data_root, screen=screen)
             self.probes["test"] = self._place(*(tensor[: config.probe] for tensor in test))
         self.measured_on = "held-out" if config.holdout else "test"
 
+        left_out = data.find(config.dataset).skipped
+        self.skipped = left_out(data_root) if left_out else []
         self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None
         self.checkpoints = Checkpoints(folder, config, self.learner, self.store, writes=world.leads)
         self.at = Position()
+        self.only_class: int | None = None  # of a run that has collapsed
 
     def go_fast(self) -> None:
         """Steps and measurements from graphs from now on, where that can be."""
@@ -230,6 +251,12 @@ class Trainer:
             f"pgd {row['pgd']:.1%} ({self.measured_on}), pgd on training images {row['train_pgd']:.1%}, "
             f"{row['seconds']:.1f} s"
         )
+        before, self.only_class = self.only_class, self.collapsed()
+        if self.only_class not in (None, before):  # told when it begins, not after every epoch
+            self.say(
+                f"collapsed: all {len(self.probes[self.measured_on][1])} {self.measured_on} images are called class "
+                f"{self.only_class}; a lower optim.lr, another seed or --eps-ramp 5 may help"
+            )
         if row["dead_cams"] >= sums["images"]:
             self.say(
                 "every heat map of this epoch was dead, so every pixel had eps: is the feature map a single point?"
@@ -250,14 +277,14 @@ class Trainer:
 
     def _empty_store(self) -> MaskStore:
         x, y = (tensor[:1] for tensor in self.probes["train"])
-        return MaskStore(len(self.loader.images), self._maps_of(x, y).shape[1:], device=self.device)
+        return MaskStore(len(self.loader), self._maps_of(x, y).shape[1:], device=self.device)
 
     def renew_maps(self) -> None:
         """Fills the store, if there is one, with the present model's maps of all training images, un-augmented."""
         if self.store is None:
             return
-        for index in torch.arange(len(self.loader.images), device=self.loader.images.device).split(self.chunk):
-            x, y = self._place(self.loader.images[index], self.loader.labels[index])
+        for index in torch.arange(len(self.loader)).split(self.chunk):
+            x, y = self._place(*self.loader.take(index))
             self.store.put(index.to(self.device), self._maps_of(x, y))
 
     def damage(self, epoch: int) -> float:
@@ -268,6 +295,14 @@ class Trainer:
         if phase.mask is not None:
             budget = phase.mask.budget(masks.upscale(self._maps_of(x, y), (x.shape[-2], x.shape[-1])))
         return probe.damage(self.learner.freeze(), x, y, budget)
+
+    @torch.no_grad()
+    def collapsed(self) -> int | None:
+        """The class that every probed image is taken for, where it is one and the labels are not; else None."""
+        x, y = self.probes[self.measured_on]
+        model = self._judged()
+        called = torch.cat([model(part).argmax(1) for part in x.split(self.chunk)]).unique()
+        return int(called[0]) if len(called) == 1 and len(y.unique()) > 1 else None
 
     def check_finite(self) -> None:
         if self.learner.tally.read()["broken_steps"]:
@@ -285,6 +320,9 @@ class Trainer:
             self.say(
                 f"{config.recipe}: {config.epochs} epochs of {steps} steps on {self.device}, config {config.hash()}"
             )
+        if self.skipped:
+            more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
+            self.say(f"left out as bad: {'; '.join(self.skipped[:3])}{more}")
         if not self.learner.freeze.folded:
             self.say(
                 f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
@@ -301,11 +339,16 @@ class Trainer:
             raise KeyboardInterrupt
 
 
-def load_checked(name: str, split: str, root: Path | str | None) -> tuple[Tensor, Tensor]:
+def load_checked(
+    name: str, split: str, root: Path | str | None, *, screen: Screen | None = None
+) -> tuple[Tensor, Tensor]:
     """A split of a data set; pixels or labels that are not what the set says they are give a UserError."""
-    images, labels = data.load(name, split=split, root=root)
-    size = data.SETS[name].size
-    data.check_images(images, labels, data.SETS[name].num_classes, shape=(3, size, size))
+    with (screen or Screen(quiet=True)).bars() as move:
+        images, labels = data.load(
+            name, split=split, root=root, progress=lambda done, total, what: move(what, done, total, "")
+        )
+    entry = data.find(name)
+    data.check_images(images, labels, entry.num_classes, shape=(3, entry.size, entry.size))
     return images, labels
 
 

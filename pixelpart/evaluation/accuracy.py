@@ -17,9 +17,10 @@ from pixelpart.data import check_labels
 from pixelpart.errors import UserError
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.types import Flags, Images, Labels, Logits, Model
+from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
 Report = Callable[[int, int], None]  # images settled so far, how many of them are right
+Attempt = Callable[[Tensor, Images, Labels, int], Flags]  # sample numbers, images, labels, try -> which are broken
 
 
 def natural(
@@ -50,25 +51,44 @@ def under_attack(
     report: Report,
     journal: Journal | None = None,
 ) -> Flags:
-    """Which of the images that are `right` to begin with stay right under the attack of this name in ATTACKS.
+    """Which of the images that are `right` to begin with stay right under the attack of this name in ATTACKS."""
 
-    Only survivors go on to the next restart, and what the journal knows is not done again.
+    def attempt(index: Tensor, x: Images, y: Labels, restart: int) -> Flags:
+        start = start_images(index, x, eps, kind=kind, steps=steps, seed=seed, restart=restart)
+        x_adv = ATTACKS[kind].run(model, x, y, eps, step_size=step_size, steps=steps, start=start)
+        return errs_inside(model, x, x_adv, y, eps=eps)
+
+    return after_tries(
+        attempt, pictures, right=right, tries=restarts, batch_size=batch_size, report=report, journal=journal
+    )
+
+
+def after_tries(
+    attempt: Attempt,
+    pictures: Pictures,
+    *,
+    right: Flags,
+    tries: int,
+    batch_size: int,
+    report: Report = lambda settled, right: None,
+    journal: Journal | None = None,
+) -> Flags:
+    """Which of the images that are `right` to begin with no try breaks.
+
+    Only survivors go on to the next try, and what the journal knows is not done again.
     """
     right, journal = right.clone(), journal or Journal()
     for batch in _batches(right.nonzero()[:, 0], batch_size):
-        for restart in range(restarts):
-            known = {n: journal.done[0, n, restart] for n in batch.tolist() if (0, n, restart) in journal.done}
+        for number in range(tries):
+            known = {n: journal.done[0, n, number] for n in batch.tolist() if (0, n, number) in journal.done}
             right[[n for n, broken in known.items() if broken]] = False
             live = torch.tensor([n for n in batch.tolist() if right[n] and n not in known], dtype=torch.long)
             if not len(live):
                 continue
-            x, y = pictures.take(live)
-            start = start_images(live, x, eps, kind=kind, steps=steps, seed=seed, restart=restart)
-            x_adv = ATTACKS[kind].run(model, x, y, eps, step_size=step_size, steps=steps, start=start)
-            broken = errs_inside(model, x, x_adv, y, eps=eps).cpu()
+            broken = attempt(live, *pictures.take(live), number).cpu()
             right[live[broken]] = False
             for n, wrong in zip(live.tolist(), broken.tolist(), strict=True):
-                journal.settle(0, n, restart, wrong)
+                journal.settle(0, n, number, wrong)
         # images in between that were wrong to begin with are settled as well
         settled = int(batch[-1]) + 1
         report(settled, int(right[:settled].sum()))
@@ -76,7 +96,7 @@ def under_attack(
     return right
 
 
-def start_images(index: Tensor, x: Images, eps: float, *, kind: str, steps: int, seed: int, restart: int) -> Tensor:
+def start_images(index: Tensor, x: Images, eps: Budget, *, kind: str, steps: int, seed: int, restart: int) -> Tensor:
     """Where a restart of an attack begins: images like x, or (starts, b, c, h, w) for an attack that takes several."""
     starts = ATTACKS[kind].starts
     numbers = range(restart * starts, (restart + 1) * starts)
@@ -98,7 +118,7 @@ def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int
     return torch.cat(rows).to(x.device)
 
 
-def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: float) -> Flags:
+def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: Budget) -> Flags:
     """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
     return (logits_of(model, x_adv).argmax(1) != y) & inside(x_adv, x, eps)
 

@@ -24,9 +24,9 @@ FlagArray = NDArray[np.bool_]
 QUESTION = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
 
 
-def read_entries(folder: Path) -> list[Entry]:
+def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
     """The entries of a folder's eval.json, none where there is no such file; one that cannot be read is a UserError."""
-    path = folder / "eval.json"
+    path = folder / file
     afresh = "move it away to start afresh"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -54,17 +54,17 @@ def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) 
     return None
 
 
-def add(folder: Path, entry: Entry, flags: FlagArray) -> None:
+def add(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -> None:
     """Writes the flags, then an eval.json with this entry; what it replaces goes."""
     buffer = io.BytesIO()
     np.save(buffer, flags, allow_pickle=False)
     with _alone(folder):
-        entries = read_entries(folder)
+        entries = read_entries(folder, file)
         atomic_write(_flags_file(folder, entry["key"]), buffer.getvalue())
         stale = [old for old in entries if _replaces(entry, old)]
         kept = [old for old in entries if old not in stale]
         text = json.dumps({"schema_version": EVAL_SCHEMA, "entries": [*kept, entry]}, indent=2, allow_nan=False)
-        atomic_write(folder / "eval.json", text + "\n")
+        atomic_write(folder / file, text + "\n")
         for key in {str(old.get("key")) for old in stale} - {str(old.get("key")) for old in [*kept, entry]}:
             if _is_key(key):
                 _flags_file(folder, key).unlink(missing_ok=True)

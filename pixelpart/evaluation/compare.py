@@ -98,10 +98,11 @@ class Comparison:
         cells = [["attack", "eps", "n", first, second, f"{first} - {second}", "p", "test"]]
         for row in self.rows:
             d, eps = row.difference, row.question.get("eps")
+            own = "norm" in row.question["settings"]  # a radius, which nobody writes in levels of 255
             points = f"{100 * d.estimate:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
             p = f"{d.p:.3f}" if d.p >= 0.001 else "<0.001"
             cells.append([
-                row.attack, str(write_fraction(eps)) if eps else "", str(row.question["n"]),
+                row.attack, (f"{eps:g}" if own else str(write_fraction(eps))) if eps else "", str(row.question["n"]),
                 *map(str, row.sides), points, p, f"{d.test} *" if row.doubts else d.test,
             ])  # fmt: skip
         lines = [f"{name}: {', '.join(map(str, folders))}" for name, folders in self.groups.items()]

@@ -48,7 +48,7 @@ def explain(
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
     them = resolve(run, checkpoint=checkpoint, device=device, root=root)
-    dataset = sets.SETS[config.dataset]
+    dataset = sets.find(config.dataset)
     if not 1 <= n <= len(them.pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(them.pictures)}, all test images")
     index = spread(them.pictures.labels, n)

@@ -24,6 +24,7 @@ PROBES = 64  # images that are looked at, spread over all
 ROUNDING = 1e-4  # of the largest logit: what two passes over one batch may differ by
 REBATCHING = 1e-3  # the same for other batch sizes, which may take other kernels
 CHANCE = 1e-3  # how probable a difference between two shares may be if there is none
+SQUARE = 0.002  # share of images that Square may break of what gradients left standing; AutoAttack warns from there on
 
 TRAIN_MODE = "the model came in train mode, with dropout or batch norm in it; it was judged in eval mode"
 RANDOM = (
@@ -51,11 +52,35 @@ def of_mode(model: nn.Module) -> Doubts:
 
 
 def of_settings(eps: float, settings: Mapping[str, Any]) -> Doubts:
-    """Whether an attack of so many steps of this length can cross the ball: steps * step_size >= eps."""
-    if "step_size" not in settings or settings["steps"] * settings["step_size"] >= eps * (1 - 1e-6):
+    """Whether an attack stays in the ball, and can cross it with its steps: steps * step_size >= eps.
+
+    One whose settings have an eps_low takes eps where the model's mask says important, whatever eps is asked for.
+    """
+    doubts = []
+    if "eps_low" in settings:
+        high, low = write_fraction(eps), write_fraction(settings["eps_low"])
+        doubts = [
+            f"outside the threat model: the budget is {high} where the model's mask says important, {low} elsewhere"
+        ]
+    if "step_size" in settings and settings["steps"] * settings["step_size"] < eps * (1 - 1e-6):
+        way = f"{settings['steps']} * {write_fraction(settings['step_size'])} < {write_fraction(eps)}"
+        doubts.append(f"steps * step_size < eps ({way}): the attack cannot reach all that eps allows")
+    return doubts
+
+
+def of_parts(left: Mapping[str, int], n: int) -> Doubts:
+    """Whether Square, which sees no gradient, broke more than SQUARE of the images that the other parts left standing.
+
+    `left` has the images still right after each part, in the order in which they ran, out of n. The rule is
+    AutoAttack's own (Croce and Hein 2020): by the least that any other part left.
+    """
+    others = [count for name, count in left.items() if name != "square"]
+    if "square" not in left or not others or min(others) - left["square"] <= SQUARE * n:
         return []
-    way = f"{settings['steps']} * {write_fraction(settings['step_size'])} < {write_fraction(eps)}"
-    return [f"steps * step_size < eps ({way}): the attack cannot reach all that eps allows"]
+    return [
+        f"Square, which needs no gradient, broke {min(others) - left['square']} of {n} images that the white-box "
+        "parts left standing: their gradients may be masked"
+    ]
 
 
 def of_model(model: Model, pictures: Pictures) -> Doubts:

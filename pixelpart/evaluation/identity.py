@@ -101,6 +101,7 @@ def sources_of(function: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _own_imports(text: str) -> set[str]:
     """The names of pixelpart's modules that a file imports; nothing is imported to find them."""
     names = set()

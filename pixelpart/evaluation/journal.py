@@ -1,7 +1,8 @@
 """Outcomes by sample, written as they come: what was killed goes on where it stopped, and nothing is done twice.
 
-A journal is a text file. Its first line says whose it is: the question and the model's signature. Each line after it is
-one settled try (part of the attack, sample, number of the try, broken or not) or the seconds worked so far, with a
+A journal is a text file. Its first line says whose it is: the question and the model's signature. Where several
+processes share the work, each has its own, and all read all of them at the start. Each line after the first is one
+settled try (part of the attack, sample, number of the try, broken or not) or the seconds worked so far, with a
 checksum. A line that is torn or whose sum is wrong counts as never written.
 """
 
@@ -12,9 +13,11 @@ import zlib
 from pathlib import Path
 from types import TracebackType
 
+from pixelpart.errors import UserError
 from pixelpart.evaluation.identity import agree
 
 FIELDS = 4  # of a settled try
+NOTE_AFTER = 10.0  # seconds, at the latest, if something has been settled: a kill loses no more of them
 
 
 class Journal:
@@ -25,21 +28,37 @@ class Journal:
         self.done: dict[tuple[int, int, int], bool] = {}  # (part, sample, try) -> broken
         self.seconds = 0.0
         self._file: int | None = None
-        self._began = time.perf_counter()
+        self._began = self._noted = time.perf_counter()
+        self._head = ""
         if path is None:
             return
+        try:
+            self._open(path, probe or [])
+        except OSError as error:
+            raise UserError(f"cannot write results to {path.parent}: {error.strerror}") from None
+
+    def _open(self, path: Path, probe: list[float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._read(path, probe or []):
-            self._begin(path, probe or [])
+        for other in path.parent.glob(f"{path.name.partition('.')[0]}.*journal"):
+            if other != path:
+                self._read(other, probe)
+        known = self._read(path, probe)
+        if not known:
+            self._begin(path, probe)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        if known:
+            os.write(self._file, b"\n")  # its last line may be torn: what comes now is not to be lost with it
 
     def settle(self, part: int, sample: int, number: int, broken: bool) -> None:
         self.done[part, sample, number] = broken
         self._write(f"{part} {sample} {number} {int(broken)}")
+        if time.perf_counter() - self._noted > NOTE_AFTER:
+            self.note_time()
 
     def note_time(self) -> float:
         """The seconds worked so far, over all attempts, noted."""
-        total = self.seconds + time.perf_counter() - self._began
+        self._noted = time.perf_counter()
+        total = self.seconds + self._noted - self._began
         self._write(f"{total:.3f}")
         return total
 
@@ -48,10 +67,11 @@ class Journal:
         return {sample for (other, sample, _), wrong in self.done.items() if other == part and wrong}
 
     def discard(self) -> None:
-        """The answer is in eval.json now."""
+        """The answer is in eval.json now; what others have written about it goes as well."""
         self.__exit__(None, None, None)
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            for other in self.path.parent.glob(f"{self.path.name.partition('.')[0]}.*journal"):
+                other.unlink(missing_ok=True)
 
     def __enter__(self) -> "Journal":
         return self
@@ -68,10 +88,10 @@ class Journal:
         """Whether the file is this question's about this model; if so, takes what it says."""
         try:
             head, *lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-            about = json.loads(head)
+            self._head, about = head, json.loads(head)
             if about["asked"] != self.asked or not agree(about["probe"], probe):
                 return False
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return False
         for line in lines:
             content, _, checksum = line.rpartition(" ")
@@ -82,15 +102,17 @@ class Journal:
                 part, sample, number, broken = map(int, fields)
                 self.done[part, sample, number] = bool(broken)
             else:
-                self.seconds = float(content)
+                self.seconds = max(self.seconds, float(content))
         return True
 
     def _begin(self, path: Path, probe: list[float]) -> None:
-        path.write_text(json.dumps({"asked": self.asked, "probe": probe}) + "\n", encoding="ascii")
+        self._head = json.dumps({"asked": self.asked, "probe": probe})
+        path.write_text(self._head + "\n", encoding="ascii")
 
     def _write(self, content: str) -> None:
         if self._file is not None:
             os.write(self._file, f"{content} {self._sum(content)}\n".encode("ascii"))
 
     def _sum(self, content: str) -> str:
-        return f"{zlib.crc32(f'{self.asked} {content}'.encode()):08x}"
+        """Of the first line too: a line of another model's journal is none of this one's."""
+        return f"{zlib.crc32(f'{self._head} {content}'.encode()):08x}"

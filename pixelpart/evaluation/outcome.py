@@ -61,12 +61,18 @@ class Result:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
 
     def __str__(self) -> str:
-        """A line for each attack, with a star where its figure is doubted; below them every doubt."""
+        """A line for each attack, with the seconds it took, "kept" if it was known, and a star where it is doubted.
+
+        Below them every doubt.
+        """
         lines: list[str] = []
+        wide = max([12, *map(len, self.outcomes)])
         doubted: dict[str, list[str]] = {}
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
-            line = f"{name:<12} {outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
+            spent = "kept" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
+            figures = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
+            line = f"{name:<{wide}} {figures}  {spent:>9}"
             lines.append(f"{line} *" if outcome.doubts else line)
             for doubt in outcome.doubts:
                 doubted.setdefault(doubt, []).append(name)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pixelpart.attacks.autoattack import PRECISIONS, all_tries, hunt, view_for_search
+from pixelpart.attacks.autoattack import PROBES, agrees, all_tries, hunt, view_for_search
 from pixelpart.attacks.search import Search, spread
 from pixelpart.attacks.sweep import Try
 from pixelpart.errors import choose
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.pictures import Pictures
+from pixelpart.frozen import PRECISIONS
 from pixelpart.types import Flags, Images, Labels, Logits, Model
 
-AGREEMENT = 0.1  # of the logits' spread: how far a bf16 view may be from the model, and still be searched through
 Tell = Callable[[str, int, int, float], None]  # part, tries settled, of how many, share of images that stand
 
 
@@ -52,8 +52,9 @@ def under_searches(
         return logits_of(model, x)
 
     for part, (name, method) in enumerate(parts.items()):
-        fallen = journal.broken(part)
-        tries = all_tries(method, right.nonzero()[:, 0].tolist(), clean.shape[1])
+        standing = right.nonzero()[:, 0].tolist()
+        fallen = journal.broken(part).intersection(standing)
+        tries = all_tries(method, standing, clean.shape[1])
         waiting = [one for one in tries if one[0] not in fallen and (part, *one) not in journal.done]
         progress = Standing(name, total=len(tries), settled=len(tries) - len(waiting), right=right, fallen=fallen)
 
@@ -64,8 +65,8 @@ def under_searches(
 
         tell(*progress.news)
         hunt(name, method, net, judge, take, clean, waiting, seed=seed, slots=slots, settle=settle, say=say)
-        right[list(fallen)] = False
         tell(*dataclasses.replace(progress, settled=len(tries)).news)
+        right[list(fallen)] = False
         journal.note_time()
     return right
 
@@ -113,13 +114,7 @@ def trusted_view(model: nn.Module, pictures: Pictures, search: str, clean: Logit
     view = view_for_search(model, dtype, pictures.device)
     if view is model:
         return model, None if dtype is None else f"the model cannot be searched through in {search}: fp32 instead"
-    some = torch.arange(min(64, len(pictures)))
-    expected = clean[: len(some)]
-    try:
-        apart = (view(pictures.take(some)[0]) - expected).abs().max() / expected.std().clamp_min(1e-12)
-        trusted = bool(apart <= (AGREEMENT if dtype else 1e-3))
-    except RuntimeError:  # the model's own operations, in another type than they were written for
-        trusted = False
-    if trusted:
+    x, _ = pictures.take(torch.arange(min(PROBES, len(pictures))))
+    if agrees(view, x, clean[: len(x)], dtype):
         return view, None
     return model, f"the model cannot be searched through in {search} and folded: it is used as it is"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
+from pixelpart.config import Config
 from pixelpart.device import choose_device
 from pixelpart.errors import UserError
 from pixelpart.evaluation import guards
@@ -39,6 +40,7 @@ class Subject:
     tags: dict[str, Any]
     folder: Path | None
     doubts: tuple[str, ...] = ()
+    config: Config | None = None  # of a run's model
 
 
 def resolve(
@@ -67,6 +69,8 @@ def resolve(
             known = ", ".join(sorted(sets.SETS))
             raise UserError(f"{name} brings no test images; give data (--data), one of {known}, or (images, labels)")
         data = config.dataset
+    elif isinstance(data, str):
+        sets.use(data)  # the caller named it, so it may be code
     x, y, named = _test_images(data, images=images, root=root)
 
     place = _place(subject, device)
@@ -91,7 +95,7 @@ def resolve(
     doubts = tuple(guards.of_mode(model)) if kind in ("function", "module") else ()
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
-    return Subject(model, Pictures(x, y, place), tags | named, folder, doubts)
+    return Subject(model, Pictures(x, y, place), tags | named, folder, doubts, config)
 
 
 def _kind(subject: Any) -> Kind:

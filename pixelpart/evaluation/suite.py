@@ -1,21 +1,32 @@
 """`evaluate`: how many test images a model gets right, as they are and under attack."""
 
+import dataclasses
 import functools
-import numbers
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pixelpart import defaults
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.errors import UserError, unknown
-from pixelpart.evaluation import accuracy, cache, guards, identity
-from pixelpart.evaluation.asked import AUTOATTACKS, ENGINES, Asked, choices, facts_of, parse_attack, source_of
+from pixelpart.evaluation import accuracy, adaptive, cache, guards, identity
+from pixelpart.evaluation.asked import (
+    AUTOATTACKS,
+    ENGINES,
+    Asked,
+    check_radius,
+    choices,
+    facts_of,
+    in_range,
+    parse_attack,
+    source_of,
+)
 from pixelpart.evaluation.cache import Entry, FlagArray
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.outcome import Outcome, Result
@@ -27,8 +38,10 @@ from pixelpart.frozen import frozen
 from pixelpart.precision import full_precision
 from pixelpart.run import Run
 from pixelpart.types import Flags
+from pixelpart.world import World
 
 Progress = Callable[[str, int, int, float], None]  # attack, how much of it is done, of how much, share still right
+ALONE = World()
 
 
 def evaluate(
@@ -49,8 +62,9 @@ def evaluate(
     data: str | tuple[Tensor, Tensor] | None = None,
     root: str | Path | None = None,
     out: str | Path | None = None,
+    world: World = ALONE,
 ) -> Result:
-    """The accuracy of a model on [0,1] images, under each attack within eps of every pixel.
+    """The accuracy of a model on [0,1] images, under each attack within eps of every pixel, or its own (pgd20@16/255).
 
     The model is a Run or an nn.Module, or it is named: a run folder, a .safetensors checkpoint, a .pt2 archive of
     torch.export, or `module:function`. `data` is a set's name, whose test split is taken, or (images, labels); runs and
@@ -58,6 +72,7 @@ def evaluate(
     if that is given; what is there already for the same model, pixels and settings is reused, and what was stopped
     goes on from the samples it had settled. A sample's outcome does not depend on batch_size, but for rounding.
 
+    Processes of one world share the images of each attack; all return the same result, and the first one writes.
     AutoAttack and its parts search in fp32 or bf16 ("auto": bf16 on a GPU); fp32 decides. `engine="reference"` hands
     autoattack to its authors' own code.
     """
@@ -66,14 +81,18 @@ def evaluate(
     if not wanted:
         raise UserError(f"no attacks named; choose from {choices()}")
     if any(attack.kind != "natural" for attack in wanted):
-        eps, step_size = _in_range("eps", eps), _in_range("step_size", step_size)
+        eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
     for what, count in (("images", images), ("batch_size", batch_size)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    for attack in wanted:
+        check_radius(attack, them.pictures.images[0].numel())
     search = choose_search(search, them.pictures.device)
+    tell_facts = functools.partial(facts_of, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)
+    all_facts = {attack.name: tell_facts(attack, config=them.config) for attack in wanted}
     batch_size = batch_size or default_slots(them.pictures.device)
     entries = cache.read_entries(them.folder) if them.folder else []
     outcomes: dict[str, Outcome] = {}
@@ -81,30 +100,33 @@ def evaluate(
         signature = identity.signature(accuracy.check_model(model, them.pictures, probes=identity.PROBES))
         if any(attack.kind != "natural" for attack in wanted):
             accuracy.check_gradient(model, them.pictures, probes=identity.PROBES)
+        if any(attack.kind in adaptive.ADAPTIVE for attack in wanted):
+            adaptive.check_mask(model, them.pictures, them.config)
         about = {"weights": identity.hash_weights(model), "model": identity.describe(model), "precision": "fp32"}
         about["pixels"] = identity.hash_pixels(them.pictures)
         looked = functools.cache(lambda look: look(model, them.pictures))  # only if something is measured
         clean: FlagArray | None = None
         for attack in wanted:
-            facts = facts_of(attack, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)
-            asked = identity.digest([about, facts, source_of(attack)])
+            facts = all_facts[attack.name]
+            asked = identity.digest([about, facts, source_of(attack, engine=engine)])
             found = cache.find(them.folder, entries, asked=asked, probe=signature) if them.folder else None
             tell = progress or _silent
             if found:
-                outcome = _recall(them, *found)
+                outcome = _recall(attack, them, *found, keep=world.leads)
                 tell(attack.name, outcome.n, outcome.n, outcome.accuracy)
             else:
                 if attack.kind != "natural" and clean is None:
                     clean = accuracy.natural(model, them.pictures, batch_size=batch_size).numpy()
                 doubts = [*them.doubts, *looked(guards.of_model)]
                 if attack.kind != "natural":
-                    doubts += [*looked(guards.of_gradients), *guards.of_settings(eps, facts["settings"])]
-                with Journal(_journal_file(them, asked), asked=asked, probe=signature) as journal:
+                    doubts += [*looked(guards.of_gradients), *guards.of_settings(facts["eps"], facts["settings"])]
+                with Journal(_journal_file(them, asked, world), asked=asked, probe=signature) as journal:
                     work = Work(attack, facts, batch_size, journal, tell, doubts, say)
-                    right = _measure(model, them, work, clean).numpy()
-                    seconds = journal.note_time()
-                    outcome = _record(attack, them, facts, right, seconds, asked=asked, probe=signature, doubts=doubts)
-                    journal.discard()
+                    right = _measure(model, them, work, clean, world)
+                    key = {"asked": asked, "probe": signature, "pixels": about["pixels"]}
+                    outcome = _record(work, them, right, key, keep=world.leads)
+                    if world.leads:
+                        journal.discard()
             outcomes[attack.name] = outcome
             if attack.kind == "natural":
                 clean = outcome.right
@@ -130,36 +152,46 @@ class Work:
             self.say(line)
 
 
-def _measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None) -> Flags:
-    """Which samples one attack leaves right."""
-    name, facts, n = work.attack.name, work.facts, len(them.pictures)
-
-    def report(settled: int, right: int) -> None:
-        work.tell(name, settled, n, right / max(settled, 1))
-
+def _measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None, world: World) -> FlagArray:
+    """Which samples one attack leaves right; each process of a world attacks every so many-th of those right at all."""
+    n = len(them.pictures)
     if work.attack.kind == "natural":
-        return accuracy.natural(model, them.pictures, batch_size=work.batch_size, report=report)
+        told = functools.partial(_report, work, n)
+        return accuracy.natural(model, them.pictures, batch_size=work.batch_size, report=told).numpy()
     assert clean is not None
-    right, limits = torch.from_numpy(clean), {"eps": facts["eps"], "seed": facts["seed"]}
+    tell, mine = work.tell, clean & (np.arange(n) % world.size == world.rank)
+    # its own share of the images tells a process how the whole stands
+    work = dataclasses.replace(work, tell=lambda name, done, total, share: tell(name, done, total, share * world.size))
+    return world.any_of(_under_attack(model, them, work, torch.from_numpy(mine))).numpy()
+
+
+def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> Flags:
+    """Which of the samples that are right the attack leaves so, by whoever runs attacks of its kind."""
+    name, facts, pictures = work.attack.name, work.facts, them.pictures
+    limits = {"eps": facts["eps"], "seed": facts["seed"]}
     if not work.attack.parts:
-        return accuracy.under_attack(
+        adapted = work.attack.kind in adaptive.ADAPTIVE
+        run: Callable[..., Flags] = adaptive.under_adaptive if adapted else accuracy.under_attack
+        return run(
             model,
-            them.pictures,
+            pictures,
             kind=work.attack.kind,
             right=right,
             **limits,
             **facts["settings"],
             batch_size=work.batch_size,
             journal=work.journal,
-            report=report,
+            report=functools.partial(_report, work, len(pictures)),
         )
     if facts["settings"]["engine"] == "reference":
-        version = AUTOATTACKS[name]
-        return under_reference(model, them.pictures, right=right, **limits, version=version, batch_size=work.batch_size)
+        version = AUTOATTACKS[work.attack.plain]
+        left = under_reference(model, pictures, right=right, **limits, version=version, batch_size=work.batch_size)
+        _report(work, len(pictures), len(pictures), int(left.sum()))
+        return left
     single = len(work.attack.parts) == 1
     return under_searches(
         model,
-        them.pictures,
+        pictures,
         work.attack.parts,
         right=right,
         **limits,
@@ -171,65 +203,49 @@ def _measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | Non
     )
 
 
-def _journal_file(them: Subject, asked: str) -> Path | None:
-    return them.folder / "eval" / f"{asked[:32]}.journal" if them.folder else None
+def _report(work: Work, n: int, settled: int, right: int) -> None:
+    work.tell(work.attack.name, settled, n, right / max(settled, 1))
 
 
-def _record(
-    attack: Asked,
-    them: Subject,
-    facts: Entry,
-    right: FlagArray,
-    seconds: float,
-    *,
-    asked: str,
-    probe: list[float],
-    doubts: list[str],
-) -> Outcome:
+def _journal_file(them: Subject, asked: str, world: World) -> Path | None:
+    whose = f".{world.rank}-of-{world.size}" if world.size > 1 else ""
+    return them.folder / "eval" / f"{asked[:32]}{whose}.journal" if them.folder else None
+
+
+def _record(work: Work, them: Subject, right: FlagArray, key: dict[str, Any], *, keep: bool) -> Outcome:
     """The outcome, written down where there is a folder for it."""
-    correct, n = int(right.sum()), len(right)
-    key = identity.digest([asked, probe])[:32]
+    facts, correct, n = work.facts, int(right.sum()), len(right)
+    name = identity.digest([key["asked"], key["probe"]])[:32]
     entry = {
-        "attack": attack.name, **them.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
+        "attack": work.attack.name, **them.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
         "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"], "seed": facts["seed"],
-        "precision": "fp32", "doubts": doubts, "seconds": round(seconds, 3),
-        "machine": _machine(them.pictures.device),
-        "flags": f"eval/{key}.npy" if them.folder else None, "fingerprint": cache.fingerprint(right),
-        "key": key, "asked": asked, "probe": probe,
+        "precision": "fp32", "doubts": work.doubts, "seconds": round(work.journal.note_time(), 3),
+        "machine": machine(them.pictures.device),
+        "flags": f"eval/{name}.npy" if them.folder else None, "fingerprint": cache.fingerprint(right),
+        "key": name, **key,
     }  # fmt: skip
-    if them.folder:
+    if them.folder and keep:
         cache.add(them.folder, entry, right)
     return Outcome(entry, right, reused=False)
 
 
-def _recall(them: Subject, entry: Entry, right: FlagArray) -> Outcome:
+def _recall(attack: Asked, them: Subject, entry: Entry, right: FlagArray, *, keep: bool) -> Outcome:
     """A stored outcome, entered once more if it stands under another name there: best and last may be one model.
 
     How the model came is told anew; what was found out about it is in the entry.
     """
     kept = [doubt for doubt in entry["doubts"] if doubt != guards.TRAIN_MODE]
-    named = entry | them.tags | {"doubts": [*them.doubts, *kept]}
-    if named != entry and them.folder:
+    named = entry | them.tags | {"attack": attack.name, "doubts": [*them.doubts, *kept]}
+    if named != entry and them.folder and keep:
         cache.add(them.folder, named, right)
     return Outcome(named, right, reused=True)
-
-
-def _in_range(what: str, value: Any) -> float:
-    """A number in (0, 1]; never a budget: a reduced budget would flatter a defence."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UserError(f"{what} is a {type(value).__name__}; evaluate takes one number for all pixels, such as 8/255")
-    number = float(value)
-    if not 0 < number <= 1:
-        hint = f"; {number:g} of 255 levels is {number:g}/255" if 1 < number <= 255 else ""
-        raise UserError(f"{what} {number:g} is not above 0 and at most 1{hint}")
-    return number
 
 
 def _silent(attack: str, done: int, total: int, share: float) -> None:
     pass
 
 
-def _machine(device: torch.device) -> str:
+def machine(device: torch.device) -> str:
     """What did the work, in words, without saying whose it is."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"

@@ -48,10 +48,10 @@ def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> st
         attacked.checkpoint,
     ]
     if attacked.attack != "natural":
-        given = {"eps": attacked.eps or 0.0, "seed": attacked.seed}
-        if "step_size" in attacked.settings:
-            given["step-size"] = attacked.settings["step_size"]
-        for name, value in given.items():
+        plain = [entry.eps or 0.0 for entry in entries if entry.attack != "natural" and not entry.own_eps]
+        steps = [entry.settings["step_size"] for entry in entries if "step_size" in entry.settings]
+        given: dict[str, list[float]] = {"eps": plain[:1], "seed": [attacked.seed], "step-size": steps[:1]}
+        for name, value in ((name, value) for name, values in given.items() for value in values):
             if value != EVALUATE_DEFAULTS[name]:
                 words += [f"--{name}", str(value if name == "seed" else write_fraction(value))]
     dataset = SETS.get(attacked.dataset)

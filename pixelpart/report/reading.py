@@ -43,6 +43,11 @@ class Entry(Record):
     key: str | None = None
     fingerprint: str | None = None
 
+    @property
+    def own_eps(self) -> bool:
+        """Whether eps is the attack's own, and not the one that a row of the table has in common."""
+        return "@" in self.attack or not self.settings.keys().isdisjoint({"norm", "eps_low"})
+
 
 class Answer(Record):
     said: int | str = Field(alias="class")

@@ -12,7 +12,7 @@ from pixelpart.evaluation import compare as comparing
 from pixelpart.evaluation.cache import read_flags
 from pixelpart.evaluation.statistics import paired
 from pixelpart.report.reading import Entry, RunFiles
-from pixelpart.report.words import fraction, listed, percent
+from pixelpart.report.words import bound, fraction, listed, percent
 
 MOST_PAIRS = 4  # with more runs than this, each is compared with the highest alone
 LEVEL = 0.05
@@ -33,7 +33,7 @@ class Row:
 
     @property
     def eps(self) -> str:
-        return f"eps {fraction(self.entry.eps)}" if self.entry.attack != "natural" else "no attack"
+        return bound(self.entry.eps, self.entry.settings) if self.entry.attack != "natural" else "no attack"
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,23 @@ def columns(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def rows(run: RunFiles) -> list[Row]:
-    """A run's figures; those that share checkpoint, weights, eps, step size, seed and n share a row."""
+    """A run's figures; those that share checkpoint, weights, eps, step size, seed and n share a row.
+
+    An attack that has an eps of its own, or no step size, is not kept out of a row by that.
+    """
     attacked: dict[tuple, Row] = {}
     natural: dict[tuple, list[Entry]] = {}
     older = 0
-    for entry in run.entries:
+    for entry in sorted(run.entries, key=lambda e: (e.own_eps, "step_size" not in e.settings)):  # open ones come last
         if entry.attack == "natural":
             natural.setdefault(_context(entry), []).append(entry)
             continue
-        key = (*_context(entry), entry.eps, entry.settings.get("step_size"), entry.seed, entry.n)
-        row = attacked.setdefault(key, Row(run, {}))
-        older += entry.attack in row.cells
-        row.cells[entry.attack] = entry
+        eps = None if entry.own_eps else entry.eps
+        key = ((*_context(entry), entry.seed, entry.n), eps, entry.settings.get("step_size"))
+        homes = [row for its, row in attacked.items() if _agree(key, its)] or [attacked.setdefault(key, Row(run, {}))]
+        older += any(entry.attack in row.cells for row in homes)
+        for row in homes:
+            row.cells[entry.attack] = entry
     for row in attacked.values():
         if same := natural.get(_context(row.entry)):
             row.cells["natural"] = _nearest(same, row.entry.n)
@@ -102,6 +107,11 @@ def rows(run: RunFiles) -> list[Row]:
 
 def _context(entry: Entry) -> tuple:
     return entry.checkpoint, entry.epoch, entry.weights, entry.dataset, entry.split, entry.precision
+
+
+def _agree(key: tuple, other: tuple) -> bool:
+    """Whether two keys are equal, but for what one of them leaves open."""
+    return all(a == b or None in (a, b) for a, b in zip(key, other, strict=True))
 
 
 def _nearest(entries: list[Entry], n: int | None) -> Entry:
@@ -149,7 +159,7 @@ def compare(table: Sequence[Row]) -> list[Comparison]:
         pairs: Iterable = itertools.combinations(ranked, 2)
         if len(ranked) > MOST_PAIRS:
             pairs = ((ranked[0], other) for other in ranked[1:])
-        at = "" if eps is None else f", eps {fraction(eps)}"
+        at = "" if eps is None else f", {bound(eps, next(iter(figures.values())).settings)}"
         where = f"{checkpoint} checkpoint, {dataset} {split} images{at}"
         found += [
             Comparison(attack, where, high, low, same_images(runs[high[0]], high[1], runs[low[0]], low[1]))
@@ -204,7 +214,7 @@ def methods(runs: Sequence[RunFiles]) -> list[Methods]:
 
 def _methods(result: comparing.Comparison, row: comparing.Row) -> Methods:
     asked, d = row.question, row.difference
-    at = "" if row.attack == "natural" else f", eps {fraction(asked['eps'])}"
+    at = "" if row.attack == "natural" else f", {bound(asked['eps'], asked['settings'])}"
     where = f"{result.checkpoint} checkpoint, {asked['dataset']} {asked['split']} images{at}"
     means = [
         f"{name} {percent(side.accuracy)} over {len(side.accuracies)} seeds"
@@ -221,11 +231,14 @@ def _chance(p: float) -> str:
 
 
 def finding(table: Sequence[Row]) -> str:
-    """One sentence on the attack that the most runs were put to and that costs them the most."""
+    """One sentence on the attack that the most runs were put to and that costs them the most.
+
+    An attack with an eps of its own, larger than what a model was made for or in another norm, is not what it is about.
+    """
     figures: dict[tuple, dict[str, Entry]] = {}
     for row in table:
         for attack, entry in row.cells.items():
-            if attack != "natural":
+            if attack != "natural" and not entry.own_eps:
                 key = (attack, entry.checkpoint, entry.dataset, entry.eps)
                 figures.setdefault(key, {}).setdefault(row.run.label, entry)
     if not figures:

@@ -1,7 +1,8 @@
 """Numbers as a reader would write them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 NBSP = "\u00a0"
 
@@ -16,6 +17,13 @@ def fraction(value: float | None) -> str:
         return "none"
     levels = round(value * 255, 2)
     return f"{levels:g}/255" if levels and abs(levels / 255 - value) < 1e-7 else f"{value:.4g}"
+
+
+def bound(eps: float | None, settings: Mapping[str, Any]) -> str:
+    """What an attack may change at most: eps 8/255, by a mask eps 12/255 and 8/255, or in another norm l2 eps 0.5."""
+    if "eps_low" in settings:
+        return f"eps {fraction(eps)} and {fraction(settings['eps_low'])}"
+    return f"{settings['norm']} eps {eps:g}" if "norm" in settings else f"eps {fraction(eps)}"
 
 
 def seconds(value: float | None) -> str:

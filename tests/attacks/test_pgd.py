@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pixelpart import models
 from pixelpart.attacks import draw_noise, pgd, project, start_point
 from pixelpart.errors import UserError
 from pixelpart.losses import LOSSES, ce, kl
@@ -134,3 +135,23 @@ def test_no_loss_and_no_start_asks_a_tensor_for_its_value(loss, start):
         x, y = torch.rand(4, 3, 4, 4), torch.zeros(4, dtype=torch.long)
         net = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
         assert pgd(net, x, y, 0.1, step_size=0.02, steps=2, loss=loss, start=start).shape == x.shape
+
+
+def test_a_search_in_bf16_moves_almost_every_pixel_as_one_in_fp32_and_stays_inside():
+    model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(1)).eval()
+    x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    y = torch.arange(8)
+    one = {"step_size": 2 / 255, "steps": 1, "start": "none"}
+    exact, rounded = (pgd(model, x, y, 8 / 255, **one, search=search) for search in ("fp32", "bf16"))
+    assert rounded.dtype == torch.float32
+    same = (exact == rounded).float().mean()
+    assert 0.9 < same < 1
+    assert (rounded - x).abs().max() <= 2 / 255 + 1e-6
+
+
+def test_a_search_that_cannot_be_is_told(make_net, make_batch):
+    x, y, budget = make_batch()
+    with pytest.raises(UserError, match="unknown search 'fp8'; choose from bf16, fp32"):
+        pgd(make_net(), x, y, budget, step_size=0.1, steps=1, search="fp8")
+    with pytest.raises(UserError, match="cannot be read, so there is no search in bf16; choose fp32"):
+        pgd(lambda z: z.flatten(1)[:, :5], x, y, budget, step_size=0.1, steps=1, search="bf16")

@@ -68,9 +68,14 @@ def test_what_lies_outside_is_not_taken_however_good():
     assert torch.equal(kept["x_adv"][::2], state["x"][::2] + 0.1)
 
 
-def test_logits_that_are_not_numbers_are_not_taken():
-    state = opened()
-    kept = keep(state, state["x"] + 0.1, torch.full((3, 3), torch.nan))
+def test_an_image_with_logits_that_are_not_numbers_is_worth_a_look_unless_there_is_an_error_already():
+    state = opened(margin=torch.tensor([-torch.inf, -1.0, 0.0]))
+    for inside in (None, torch.tensor([True, True, True])):
+        kept = keep(state, state["x"] + 0.1, torch.full((3, 3), torch.nan), inside)
+        assert torch.equal(kept["x_adv"], state["x"] + torch.tensor([0.1, 0.1, 0.0])[:, None, None, None])
+        assert kept["hit"].tolist() == [True, True, False]
+        assert torch.equal(kept["margin"], state["margin"])
+    kept = keep(state, state["x"] + 0.1, torch.full((3, 3), torch.nan), torch.tensor([False, False, False]))
     assert torch.equal(kept["x_adv"], state["x"])
     assert not kept["hit"].any()
 

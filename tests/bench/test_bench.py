@@ -7,10 +7,14 @@ import sys
 import pytest
 import torch
 
-from pixelpart import models
+from pixelpart import models, recipes
+from pixelpart.attacks import VERSIONS
+from pixelpart.attacks.apgd import apgd_search
 from pixelpart.bench import timing
 from pixelpart.bench.train import add_figures, forward_flops, passes
 from pixelpart.cli import main
+from pixelpart.evaluation import reference
+from pixelpart.runfolder import atomic_write, save_checkpoint
 
 TINY = ["--model", "tiny-cnn", "--batch-size", "4", "--repeats", "2", "--device", "cpu", "--quiet"]
 CPU = torch.device("cpu")
@@ -64,6 +68,31 @@ def test_scale_varies_batch_size_image_size_and_classes_and_tells_the_share_of_t
         assert at["images_per_second"] == pytest.approx(1000 * points[i][0] / at["milliseconds"])
         share = found["figures"][f"share of the masks, {name}"]
         assert share == pytest.approx(1 - at["milliseconds"] / part["milliseconds"])
+
+
+def test_autoattack_is_held_against_its_authors_code(capsys, tmp_path, monkeypatch):
+    pyautoattack = pytest.importorskip("pyautoattack")
+
+    def small(model, device, *, eps, version, seed):
+        return pyautoattack.AutoAttack(model, eps=eps, version="custom", attacks=["apgd-ce"], seed=seed, device="cpu")
+
+    monkeypatch.setattr(reference, "build", small)
+    monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": apgd_search(steps=20)})
+    config = recipes.shapes("at", epochs=1)
+    model = models.build("tiny-cnn")
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    if config.ema:
+        state = {name.replace("model.", "average."): tensor for name, tensor in state.items()}
+    atomic_write(tmp_path / "config.json", config.to_json())
+    facts = {"epoch": 1, "config": config.hash()}
+    save_checkpoint(tmp_path / "checkpoints" / "best.safetensors", state, facts)
+    found = json.loads(run(capsys, "autoattack", str(tmp_path), "--images", "8", "--device", "cpu", "--json"))
+    theirs, ours = found["rows"]
+    assert [row["baseline"] for row in found["rows"]] == [theirs["what"]] * 2
+    assert ours["ratio"] == pytest.approx(theirs["milliseconds"] / ours["milliseconds"])
+    figures = found["figures"]
+    apart = figures["images that stand under ours alone"] - figures["images that stand under the reference alone"]
+    assert figures["robust accuracy, ours"] - figures["robust accuracy, reference"] == pytest.approx(apart / 8)
 
 
 def test_every_method_is_held_against_its_own_baseline(capsys):
@@ -125,6 +154,8 @@ def test_flops_of_resnet18_are_the_known_ones():
         (["nothing"], "'nothing'"),
         ([], "what"),
         (["train", "--methods", "at,fgsm"], "unknown method 'fgsm'; choose from at, mart, part, part-m"),
+        (["train", "somewhere"], "bench train takes no run folder"),
+        (["autoattack"], "bench autoattack RUN"),
         (["attack", "--batch-size", "0"], "'0' is not a whole number above 0"),
         (["attack", "--steps", "ten"], "'ten' is not a whole number above 0"),
         (["attack", "--methods", "at"], "bench attack takes no --methods"),

@@ -106,8 +106,8 @@ def test_another_attack_takes_the_same_settings_but_no_inner_loss():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, shapes"),
-        ({"model": "resnet50"}, "unknown model 'resnet50'; choose from preactresnet18, resnet18, tiny-cnn, wrn-"),
+        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
+        ({"model": "resnet50"}, "unknown model 'resnet50'; choose from deit-small, preactresnet18, resnet18, "),
         ({"augment": "mixup"}, "unknown augmentation 'mixup'; choose from crop-flip, none"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; choose from .*fp32"),
         ({"attack": {"name": "fgsm"}}, "unknown attack 'fgsm'; choose from mma, pgd"),
@@ -117,7 +117,7 @@ def test_another_attack_takes_the_same_settings_but_no_inner_loss():
         ({"mask": {"rule": "median"}}, "unknown mask.rule 'median'; choose from mean, none, official, quantile"),
         ({"mask": {"rule": "quantile:2"}}, "'2' is not a quantile"),
         ({"mask": {"rule": "mean:2"}}, "rule 'mean' takes no number"),
-        ({"mask": {"cam": "grad"}}, "unknown cam 'grad'; choose from gradcam, layercam, xgradcam"),
+        ({"mask": {"cam": "grad"}}, "unknown cam 'grad'; choose from gradcam, gradient-rollout, layercam, "),
         ({"mask": {"target": "best"}}, "unknown mask.target 'best'; choose from label, predicted"),
         ({"mask": {"layer": "layer9"}}, "unknown layer 'layer9'; choose from features, layer1, .*linear"),
     ],

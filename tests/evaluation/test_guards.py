@@ -268,7 +268,7 @@ def test_looking_leaves_the_model_and_the_figures_as_they_are(net, pair, monkeyp
 
 def test_the_table_stars_what_is_doubted_and_says_why_below():
     def outcome(doubts):
-        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "doubts": doubts}
+        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "doubts": doubts, "seconds": 1.0}
         return Outcome(entry, None, reused=False)
 
     text = str(Result({"natural": outcome([]), "pgd2": outcome(["a", "b"]), "mma2": outcome(["b"])}))

@@ -8,10 +8,12 @@ from torch import nn
 
 import pixelpart as pp
 from pixelpart import defaults
-from pixelpart.attacks import ATTACKS, Attack
+from pixelpart.attacks import ATTACKS, SEARCHES, Attack
+from pixelpart.attacks.apgd import apgd_search
 from pixelpart.cli import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate, parse_attack, wilson
+from pixelpart.world import World
 
 
 class Returns(nn.Module):
@@ -288,3 +290,30 @@ def test_a_run_without_that_checkpoint_says_which_there_are(run):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         evaluate(str(tmp_path))
+
+
+@pytest.mark.parametrize("attack", ["pgd3x2", "apgd-ce"])
+def test_processes_that_share_the_images_find_what_one_finds(net, pair, attack, monkeypatch, tmp_path):
+    """Each attacks its share; what is put together is what a single process finds."""
+    monkeypatch.setitem(SEARCHES, "apgd-ce", apgd_search(steps=5))
+    alone = evaluate(net, data=pair, attacks=attack, eps=0.03, step_size=0.01)
+    shares = []
+    monkeypatch.setattr(World, "any_of", lambda world, flags: (shares.append(flags.clone()), flags)[1])
+    for rank in range(3):
+        mine = {"world": World(rank, 3), "out": tmp_path / str(rank)}
+        evaluate(net, data=pair, attacks=attack, eps=0.03, step_size=0.01, **mine)
+    assert (torch.stack(shares).sum(0) > 0).tolist() == alone.flags[attack].tolist()
+    assert torch.stack(shares).sum(0).max() == 1
+    assert [(tmp_path / str(rank) / "eval.json").exists() for rank in range(3)] == [True, False, False]
+
+
+@pytest.mark.slow
+def test_workers_give_the_flags_of_one_process(run, capsys):
+    args = ["evaluate", str(run.dir), "--attacks", "natural,pgd3,mm3", "--images", "30", "--device", "cpu", "--quiet"]
+    assert main([*args, "--workers", "2"]) == 0
+    shared = json.loads((run.dir / "eval.json").read_text())["entries"]
+    (run.dir / "eval.json").unlink()
+    assert main(args) == 0
+    alone = json.loads((run.dir / "eval.json").read_text())["entries"]
+    assert [e["fingerprint"] for e in shared] == [e["fingerprint"] for e in alone]
+    assert not list((run.dir / "eval").glob("*journal"))

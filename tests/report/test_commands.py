@@ -55,6 +55,19 @@ def test_a_number_that_is_no_fraction_is_written_whole(entry):
     assert "--eps 0.0123456789012" in evaluate_command(OWN, Path("x"), [odd])
 
 
+def test_an_eps_in_an_attack_s_name_is_not_told_twice(entry):
+    steps = {"steps": 20, "step_size": 1 / 255}
+    entries = [
+        Entry(**entry("natural", n=2000)),
+        Entry(**entry("apgd-l1", n=2000, eps=12.0, settings={"norm": "l1"})),
+        Entry(**entry("pgd20@16/255", n=2000, eps=16 / 255, settings=steps)),
+    ]
+    command = "pixelpart evaluate x --attacks natural,apgd-l1,pgd20@16/255 --checkpoint best --step-size 1/255"
+    assert evaluate_command(OWN, Path("x"), entries) == command
+    own = Entry(**entry("pgd20", n=2000, eps=4 / 255, settings=steps))
+    assert "--eps 4/255" in evaluate_command(OWN, Path("x"), [*entries, own])
+
+
 def test_paths_beneath_are_relative_and_others_as_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(tmp_path / "runs" / "a") == "runs/a"

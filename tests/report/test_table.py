@@ -47,6 +47,53 @@ def test_a_second_figure_for_the_same_settings_replaces_the_first_with_a_note(ma
     assert run.notes == ["eval.json: 1 older figure of the same settings is not shown"]
 
 
+L1 = {"search": "fp32", "norm": "l1"}
+
+
+def test_attacks_with_an_eps_of_their_own_or_no_step_size_join_the_row(make_run, entry):
+    run = read_run(make_run(entries=[
+        entry("apgd-l1", eps=12.0, settings=L1), entry("pgd20@16/255", eps=16 / 255), entry("natural"),
+        entry("autoattack", settings={"search": "fp32"}), entry("pgd20"), entry("pgd20", checkpoint="last"),
+    ]))  # fmt: skip
+    every = ["apgd-l1", "autoattack", "natural", "pgd20", "pgd20@16/255"]
+    assert table(run) == [("best", 3, "eps 8/255", every), ("last", 3, "eps 8/255", ["pgd20"])]
+
+
+def test_other_seeds_and_counts_keep_their_rows(make_run, entry):
+    run = read_run(make_run(entries=[
+        entry("pgd20"), entry("apgd-l1", eps=12.0, settings=L1, n=64), entry("pgd20@16/255", eps=16 / 255, seed=1),
+    ]))  # fmt: skip
+    assert table(run) == [
+        ("best", 3, "eps 8/255", ["pgd20"]),
+        ("best", 3, "eps 16/255", ["pgd20@16/255"]),
+        ("best", 3, "l1 eps 12", ["apgd-l1"]),
+    ]
+
+
+def test_two_eps_keep_their_rows_and_both_show_an_attack_with_its_own(make_run, entry):
+    run = read_run(make_run(entries=[
+        entry("pgd20"), entry("pgd20", eps=4 / 255), entry("autoattack", eps=4 / 255, settings={"search": "fp32"}),
+        entry("apgd-l2@1", eps=1.0, settings={"search": "fp32", "norm": "l2"}),
+    ]))  # fmt: skip
+    assert table(run) == [
+        ("best", 3, "eps 8/255", ["apgd-l2@1", "pgd20"]),
+        ("best", 3, "eps 4/255", ["apgd-l2@1", "autoattack", "pgd20"]),
+    ]
+
+
+def test_names_with_an_eps_are_columns_of_the_page(make_run, entry, tmp_path):
+    folders = [
+        make_run(name, entries=[entry(), entry("apgd-l1@12", accuracy, eps=12.0, settings=L1)])
+        for name, accuracy in (("a", 0.1), ("b", 0.2))
+    ]
+    found = [row for run in read_runs(folders) for row in rows(run)]
+    (pair,) = (pair for pair in compare(found) if pair.attack == "apgd-l1@12")
+    assert pair.where == "best checkpoint, shapes test images, l1 eps 12"
+    assert finding(found).startswith("Under pgd20 at eps 8/255")  # not under what the models were not made for
+    page = write_report(folders, tmp_path / "report.html").read_text()
+    assert '<th scope="col" class="figure">apgd-l1@12</th>' in page
+
+
 def test_columns_put_natural_first(make_run, entry):
     assert columns([read_run(make_run(entries=[entry("pgd20"), entry("pgd5"), entry("natural")]))]) == [
         "natural",
