@@ -45,9 +45,7 @@ def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
 def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) -> tuple[Entry, FlagArray] | None:
     """The stored result for this question about this very model, with its flags; None where any part of it is amiss."""
     for entry in entries:
-        if not _numbers(entry.get("probe")) or not _words(entry.get("doubts")):
-            continue
-        if entry.get("asked") == asked and agree(entry["probe"], probe):
+        if whole(entry) and entry.get("asked") == asked and agree(entry["probe"], probe):
             flags = read_flags(folder, entry)
             if flags is not None:
                 return entry, flags
@@ -102,6 +100,11 @@ def _flags_file(folder: Path, key: str) -> Path:
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, str) and re.fullmatch("[0-9a-f]{16,64}", key) is not None
+
+
+def whole(entry: Entry) -> bool:
+    """Whether an entry has what tells whose it is, and its doubts."""
+    return _numbers(entry.get("probe")) and _words(entry.get("doubts")) and isinstance(entry.get("attack"), str)
 
 
 def _numbers(value: Any) -> bool:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ POINTS = 100  # sampled in the ball of each image
 # Shares of the images; one image is always allowed.
 REST = 0.01  # that may be left where nothing should be
 ELSEWHERE = 0.02  # that may fall to another attack alone; to another random start of PGD-20 about 1 % do
+WHITE_BOX = ("apgd-ce", "apgd-t", "fab-t")  # AutoAttack's parts that follow gradients
 HALF = 0.5  # with this eps every image can be made grey, about which a model can be right for one class alone
 
 EXPECTED, SUSPICIOUS, SKIPPED = "as expected", "suspicious", "skipped"
@@ -116,8 +117,9 @@ def check(
     """
     began = time.perf_counter()
     eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
-    if images is not None and images < 1:
-        raise UserError(f"images {images} is not a whole number above 0")
+    for what, count in (("images", images), ("batch_size", batch_size)):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UserError(f"{what} {count!r} is not a whole number above 0")
     them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
     pictures = them.pictures
     if images is None:
@@ -130,6 +132,7 @@ def check(
         if not right.any():
             raise UserError(f"the model gets none of {len(right)} images right: there is nothing to attack")
         trial = Trial(model, pictures, right, eps, step_size, seed, batch, progress)
+        other, about = another(trial, them, surrogate, root)
         doubts = [
             *them.doubts,
             *guards.of_model(model, pictures),
@@ -137,14 +140,21 @@ def check(
             *guards.of_settings(eps, {"steps": STEPS, "step_size": step_size}),
             *(of_square(them.folder, probe, eps) if them.folder else []),
         ]
-        behaviours = list(five(trial, them, surrogate, root))
+        left = trial.after("pgd20", trial.pgd20())
+        behaviours = [
+            one_step(trial, left),
+            black_box(trial, left, other, about),
+            unbounded(trial),
+            random_points(trial, left),
+            growing_eps(trial, left),
+        ]
     facts = {
         **them.tags, "n": len(pictures), "natural": trial.share(right), "eps": eps, "step_size": step_size,
         "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - began, 3),
         "machine": machine(pictures.device),
     }  # fmt: skip
     kept = them.folder / "check.json" if them.folder else None
-    report = Report(behaviours, doubts, facts, kept)
+    report = Report(behaviours, list(dict.fromkeys(doubts)), facts, kept)
     if kept:
         atomic_write(kept, json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
     return report
@@ -207,16 +217,6 @@ class Trial:
         return count > max(1, share * len(self.pictures))
 
 
-def five(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None) -> Iterator[Behaviour]:
-    """The behaviours in the paper's order."""
-    left = trial.after("pgd20", trial.pgd20())
-    yield one_step(trial, left)
-    yield black_box(trial, left, them, surrogate, root)
-    yield unbounded(trial)
-    yield random_points(trial, left)
-    yield growing_eps(trial, left)
-
-
 def one_step(trial: Trial, left: Flags) -> Behaviour:
     """One step must not find what twenty miss: then the way there is blocked, not the place."""
     after = trial.after("one step", trial.fgsm)
@@ -230,14 +230,12 @@ def one_step(trial: Trial, left: Flags) -> Behaviour:
     )
 
 
-def black_box(trial: Trial, left: Flags, them: Subject, surrogate: Any, root: str | Path | None) -> Behaviour:
+def black_box(trial: Trial, left: Flags, other: nn.Module | None, about: str) -> Behaviour:
     """Images made on another model must not break what images made on the model itself do not."""
     name, rule = "black box", f"at most {ELSEWHERE:.0%} of the images fall to another model's PGD-20 and not to the own"
-    other, about = _surrogate(trial, them, surrogate, root)
     if other is None:
         return Behaviour(name, about, rule, SKIPPED)
     with frozen(other) as through:
-        _check_surrogate(trial, through)
         accurate = trial.share(accuracy.natural(through, trial.pictures, batch_size=trial.batch_size))
         after = trial.after(name, trial.pgd20(through=through))
     only = int((left & ~after).sum())
@@ -300,26 +298,23 @@ def of_square(folder: Path, probe: list[float], eps: float) -> list[str]:
     doubts: list[str] = []
     flags: dict[str, dict[str, cache.FlagArray]] = {}
     for entry in cache.read_entries(folder):
-        known = entry.get("probe")
-        if entry.get("eps") != eps or not isinstance(known, list) or not identity.agree(known, probe):
+        if entry.get("eps") != eps or not cache.whole(entry) or not identity.agree(entry["probe"], probe):
             continue
-        if str(entry.get("attack")) in AUTOATTACKS:
-            doubts += entry.get("doubts", [])
+        attack = str(entry["attack"]).partition("@")[0]
+        if attack in AUTOATTACKS:
+            doubts += entry["doubts"]
         elif (found := cache.read_flags(folder, entry)) is not None:
-            flags.setdefault(str(entry.get("pixels")), {})[str(entry.get("attack"))] = found
+            flags.setdefault(str(entry.get("pixels")), {})[attack] = found
     for one in flags.values():
         if one.keys() >= {*WHITE_BOX, "square"}:
             white = one[WHITE_BOX[0]] & one[WHITE_BOX[1]] & one[WHITE_BOX[2]]
             left = {"white-box": int(white.sum()), "square": int((white & one["square"]).sum())}
             doubts += guards.of_parts(left, len(white))
-    return list(dict.fromkeys(doubts))
+    return doubts
 
 
-WHITE_BOX = ("apgd-ce", "apgd-t", "fab-t")  # AutoAttack's parts that follow gradients
-
-
-def _surrogate(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None) -> tuple[nn.Module | None, str]:
-    """Another model and words for it, or none and why not."""
+def another(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None) -> tuple[nn.Module | None, str]:
+    """Another model for the same images and words for it, or none and why not; one that will not do is a UserError."""
     pictures, name = trial.pictures, them.tags["dataset"]
     if surrogate is None:
         hint = "give another model for the same images (--surrogate RUN)"
@@ -333,19 +328,15 @@ def _surrogate(trial: Trial, them: Subject, surrogate: Any, root: str | Path | N
     other = resolve(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
     if other.config and name in sets.SETS and other.config.dataset != name:
         raise UserError(f"the surrogate is for {other.config.dataset}, the model for {name}; give one for {name}")
+    with frozen(other.model) as model:
+        classes = [accuracy.check_model(one, pictures, probes=identity.PROBES).shape[1] for one in (trial.model, model)]
+        if classes[0] != classes[1]:
+            raise UserError(f"the surrogate knows {classes[1]} classes, the model {classes[0]}")
+        accuracy.check_gradient(model, pictures, probes=identity.PROBES)
+        mine, its = ((identity.hash_weights(one), identity.describe(one)) for one in (trial.model, model))
+        if mine == its:
+            raise UserError("the surrogate is the model itself; give another")
     return other.model, "a module" if isinstance(surrogate, nn.Module) else str(getattr(surrogate, "dir", surrogate))
-
-
-def _check_surrogate(trial: Trial, other: nn.Module) -> None:
-    """A UserError where the surrogate is for other classes, has no gradient, or is the model itself."""
-    classes = [len(accuracy.check_model(model, trial.pictures, probes=1)[0]) for model in (trial.model, other)]
-    if classes[0] != classes[1]:
-        raise UserError(f"the surrogate knows {classes[1]} classes, the model {classes[0]}")
-    accuracy.check_gradient(other, trial.pictures, probes=identity.PROBES)
-    if identity.hash_weights(other) == identity.hash_weights(trial.model) and identity.describe(
-        other
-    ) == identity.describe(trial.model):
-        raise UserError("the surrogate is the model itself; give another")
 
 
 def _verdict(bad: bool) -> str:

@@ -28,7 +28,7 @@ def rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
         identity = torch.eye(weights[0].shape[-1], dtype=weights[0].dtype, device=x.device)
         mixed = identity.expand_as(weights[0][:, 0])
         for layer in weights:
-            mixed = mixed @ ((layer.mean(1) + identity) / 2)
+            mixed = (layer.mean(1) + identity) / 2 @ mixed
     return mixed
 
 
@@ -41,7 +41,7 @@ def gradient_rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
         weights, logits = model.attentions(x.detach().requires_grad_())
         target = logits.argmax(1) if target is None else target
         grads = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), weights)
-    return _accumulated([(g * w.detach()).mean(1) for g, w in zip(grads, weights, strict=True)])
+    return _accumulated([F.relu(g * w.detach()).mean(1) for g, w in zip(grads, weights, strict=True)])
 
 
 def _accumulated(layers: Sequence[Tensor]) -> Tensor:

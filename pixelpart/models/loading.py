@@ -37,7 +37,7 @@ def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
         (_without_scaling(_renamed(names, model), own) for names in _unwrapped(_inside(source, named))),
         key=lambda found: len(found[0].keys() ^ own.keys()),
     )
-    given = {k: v for k, v in given.items() if k in own}
+    _check(own, given, f"{named} does not fit {type(model).__name__}")
     for name, tensor in given.items():
         own[name].copy_(tensor)
     if scaling is not None:

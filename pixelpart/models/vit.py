@@ -39,7 +39,7 @@ class Mlp(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(F.gelu(self.fc1(x.to(self.fc1.weight.dtype))))
 
 
 class Block(nn.Module):
