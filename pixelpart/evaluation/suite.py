@@ -185,11 +185,11 @@ def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> 
         )
     if facts["settings"]["engine"] == "reference":
         version = AUTOATTACKS[work.attack.plain]
-        left = under_reference(model, pictures, right=right, **limits, version=version, batch_size=work.batch_size)
-        _report(work, len(pictures), len(pictures), int(left.sum()))
-        return left
+        flags = under_reference(model, pictures, right=right, **limits, version=version, batch_size=work.batch_size)
+        _report(work, len(pictures), len(pictures), int(flags.sum()))
+        return flags
     single = len(work.attack.parts) == 1
-    return under_searches(
+    stands = under_searches(
         model,
         pictures,
         work.attack.parts,
@@ -201,6 +201,13 @@ def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> 
         tell=lambda part, done, total, share: work.tell(name if single else f"{name} {part}", done, total, share),
         say=work.doubt,
     )
+    after, standing = dict[str, int](), right.clone()
+    for number, part in enumerate(work.attack.parts):
+        standing[list(work.journal.broken(number))] = False
+        after[part] = int(standing.sum())
+    for doubt in guards.of_parts(after, len(right)):
+        work.doubt(doubt)
+    return stands
 
 
 def _report(work: Work, n: int, settled: int, right: int) -> None:

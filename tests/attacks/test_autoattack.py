@@ -22,7 +22,7 @@ module = importlib.import_module("pixelpart.attacks.autoattack")  # the function
 WHOLE = {version: dict(parts) for version, parts in VERSIONS.items()}
 
 
-def short(steps=15, queries=60, restarts=1):
+def short(steps=10, queries=30, restarts=1):
     """AutoAttack's standard version, or its plus version with restarts, cut short."""
     first = {"apgd-ce": apgd_search(steps=steps, restarts=restarts)}
     aimed = {"apgd-t": apgd_search(steps=steps, targets=9), "fab-t": fab_search(steps=steps)}
@@ -78,8 +78,19 @@ def right_labels(model, x, wrong=3):
 # -- the truth
 
 
-@pytest.mark.parametrize("classes", [2, 3, 4, 10])
-@pytest.mark.parametrize("kind", ["float", "sample", "pixel", "channel"])
+@pytest.mark.parametrize(
+    ("classes", "kind"),
+    [
+        (2, "float"),
+        (3, "float"),
+        (4, "float"),
+        (10, "float"),
+        (5, "sample"),
+        (2, "pixel"),
+        (5, "pixel"),
+        (3, "channel"),
+    ],
+)
 def test_of_a_plane_exactly_the_samples_stand_that_no_change_can_break(classes, kind, make_batch):
     plane = Plane(classes)
     x, _, pixels = make_batch(24, classes=classes)
@@ -114,11 +125,11 @@ def test_a_budget_of_everything_breaks_all(make_batch):
 
 def test_more_budget_breaks_no_less(make_net, make_batch):
     net = make_net().eval()
-    x, _, _ = make_batch(24)
+    x, _, _ = make_batch(12)
     y = net(x).argmax(1)
-    counts = [int(autoattack(net, x, y, budget).sum()) for budget in (0.0, 0.02, 0.05, 0.1, 0.2)]
+    counts = [int(autoattack(net, x, y, budget).sum()) for budget in (0.0, 0.03, 0.07, 0.2)]
     assert counts == sorted(counts, reverse=True)
-    assert counts[0] == 24
+    assert counts[0] == 12
     assert len(set(counts)) > 2
 
 
@@ -175,7 +186,7 @@ def test_an_image_outside_the_budget_breaks_nothing(make_batch, monkeypatch, rea
 # -- its authors' code
 
 
-def reference(net, x, y, eps, *, version, seed, steps=15, queries=60, restarts=2):
+def reference(net, x, y, eps, *, version, seed, steps=10, queries=30, restarts=2):
     pyautoattack = pytest.importorskip("pyautoattack")
     attack = pyautoattack.AutoAttack(net, norm="Linf", eps=eps, version=version, seed=seed, device="cpu")
     targets = min(9, net(x[:1]).shape[1] - 1)
@@ -195,12 +206,12 @@ def reference(net, x, y, eps, *, version, seed, steps=15, queries=60, restarts=2
 def test_the_same_samples_stand_as_under_the_authors_code(make_net, make_batch, version, classes):
     """Where their own outcome does not hang on the seed, ours is theirs; the rest is a handful."""
     net = make_net(classes).eval().requires_grad_(False)
-    x, _, _ = make_batch(32, classes=classes)
+    x, _, _ = make_batch(24, classes=classes)
     y = right_labels(net, x)
-    theirs = torch.stack([reference(net, x, y, 0.06, version=version, seed=seed) for seed in range(3)])
+    theirs = torch.stack([reference(net, x, y, 0.06, version=version, seed=seed) for seed in range(2)])
     always, never = theirs.all(0), ~theirs.any(0)
-    assert min(int(always.sum()), int(never.sum())) >= 6
-    assert int((always | never).sum()) >= 30
+    assert min(int(always.sum()), int(never.sum())) >= 4
+    assert int((always | never).sum()) >= 22
     ours = autoattack(net, x, y, 0.06, version=version)
     assert ours[always].all()
     assert not ours[never].any()
@@ -316,17 +327,17 @@ def test_tries_are_all_samples_first_then_all_again():
     assert all_tries(search, [], 10) == []
 
 
-@pytest.mark.parametrize("slots", [1, 5, 16, 100])
+@pytest.mark.parametrize("slots", [1, 5, 100])
 def test_outcomes_do_not_depend_on_the_slots_and_no_batch_is_larger(make_net, make_batch, slots):
     net, sizes = make_net(dtype=torch.float64).eval(), []
-    x, y, budget = make_batch(16, dtype=torch.float64)
+    x, y, budget = make_batch(10, dtype=torch.float64)
 
     def model(x):
         sizes.append(len(x))
         return net(x)
 
     robust = autoattack(model, x, y, budget, slots=slots)
-    assert torch.equal(robust, autoattack(net, x, y, budget, slots=16))
+    assert torch.equal(robust, autoattack(net, x, y, budget, slots=10))
     assert max(sizes) <= slots
 
 
@@ -483,7 +494,7 @@ class Twofaced(nn.Module):
 def test_a_model_without_a_view_that_agrees_with_it_is_searched_as_it_is(make, search, make_batch, monkeypatch):
     """Beside the same model as a plain function, of which there is no view."""
     model = make().eval()
-    x, _, _ = make_batch(16)
+    x, _, _ = make_batch(8)
     y = model(x).argmax(1)
     robust = autoattack(model, x, y, 0.08, search=search)
     assert torch.equal(robust, autoattack(lambda x: model(x), x, y, 0.08))

@@ -8,8 +8,9 @@ from torch import nn
 
 import pixelpart as pp
 from pixelpart import defaults
-from pixelpart.attacks import ATTACKS, SEARCHES, Attack
+from pixelpart.attacks import ATTACKS, SEARCHES, VERSIONS, Attack
 from pixelpart.attacks.apgd import apgd_search
+from pixelpart.attacks.square import square_search
 from pixelpart.cli import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate, parse_attack, wilson
@@ -317,3 +318,22 @@ def test_workers_give_the_flags_of_one_process(run, capsys):
     alone = json.loads((run.dir / "eval.json").read_text())["entries"]
     assert [e["fingerprint"] for e in shared] == [e["fingerprint"] for e in alone]
     assert not list((run.dir / "eval").glob("*journal"))
+
+
+class Stairs(nn.Module):
+    """A model behind coarse levels of brightness: no gradient comes through, though small changes move its logits."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net((x * 64).round() / 64 + 0 * x)
+
+
+def test_an_autoattack_in_which_square_does_better_than_gradients_is_in_doubt(plane, pair, monkeypatch):
+    parts = {"apgd-ce": apgd_search(steps=5), "square": square_search(40)}
+    monkeypatch.setitem(VERSIONS, "standard", parts)
+    masked, open_ = (evaluate(m, data=pair, attacks="autoattack", eps=0.03) for m in (Stairs(plane), plane))
+    assert any("Square, which needs no gradient, broke" in doubt for doubt in masked["autoattack"].doubts)
+    assert not open_["autoattack"].doubts

@@ -1,7 +1,6 @@
 """PART trains a transformer: the same step as for any other network, with the maps of its attention."""
 
 import functools
-from pathlib import Path
 
 import pytest
 import torch
@@ -72,21 +71,3 @@ def test_a_map_that_does_not_suit_the_network_is_told_when_the_run_is_built() ->
         build(config(model="tiny-cnn", mask={"cam": "rollout"}))
     with pytest.raises(UserError, match="layer 'blocks"):
         build(config(mask={"cam": "rollout", "layer": "blocks.1"}))
-
-
-@pytest.mark.slow
-def test_part_trains_a_transformer_on_shapes(tmp_path: Path) -> None:
-    from pixelpart import train
-
-    run = train(
-        config(
-            epochs=4, burn_in={"epochs": 1}, batch_size=64, mask={"cam": "gradient-rollout"}, holdout=256, probe=256,
-            optim={"lr": 0.05}, ema=0.0,
-        ),
-        tmp_path / "run",
-    )  # fmt: skip
-    rows = run.metrics
-    assert rows[-1]["loss"] < rows[0]["loss"]
-    assert rows[-1]["natural"] > 0.2
-    assert [row["phase"] for row in rows] == ["burn-in", "mask", "mask", "mask"]
-    assert run.model(torch.rand(1, 3, 32, 32)).shape == (1, 10)
