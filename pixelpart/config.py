@@ -77,7 +77,7 @@ class MaskConfig(Part):
     rule: str = "none"
     """which pixels keep eps: none (all), mean, zscore, quantile:Q, soft, official"""
     cam: str = "gradcam"
-    """class activation map: gradcam, xgradcam, layercam"""
+    """class activation map: gradcam, xgradcam, layercam; for a transformer also rollout, gradient-rollout"""
     layer: str = "features"
     """where the map is read: features (the last activation before pooling) or a module's name, such as layer3"""
     target: str = "predicted"
@@ -139,7 +139,7 @@ class Config(Part):
     probe: int = Field(1024, ge=1)
     """images measured after every epoch: training images, and test images if none are held out"""
     model: str = "resnet18"
-    """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn"""
+    """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn, vit-tiny, vit-small, deit-small"""
     normalize: bool = False
     """subtract the data set's mean and divide by its deviation inside the model"""
     epochs: int = Field(80, ge=1)

@@ -23,7 +23,7 @@ SCALINGS = (("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std"
 
 @torch.no_grad()
 def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
-    """The model, filled with a state dict of the same architecture: as TRADES, PART and RobustBench save them.
+    """The model, filled with a state dict of the same architecture: as TRADES and RobustBench save them.
 
     source: the state dict, or a file: .safetensors, or .pt and .pth, of which tensors alone are read and no code is
         run. Names may stand behind `module.`; scaling of the pixels kept beside the weights becomes the model's own.

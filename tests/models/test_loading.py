@@ -19,7 +19,7 @@ def norm(name: str, channels: int) -> Keys:
 
 
 def published_resnet18() -> Keys:
-    """Names and shapes of RobustBench's and PART's ResNet-18, written out from their constructors."""
+    """Names and shapes of RobustBench's ResNet-18, written out from its constructor."""
     keys = [("conv1.weight", (64, 3, 3, 3)), *norm("bn1", 64)]
     before = 64
     for layer, width in enumerate((64, 128, 256, 512), 1):
