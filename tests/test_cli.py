@@ -18,7 +18,7 @@ from pixelpart.cli import COMMANDS, main
 from pixelpart.config import Config, read_config
 from pixelpart.data import cifar10
 from pixelpart.engine import train as train_module
-from pixelpart.evaluation import obfuscation
+from pixelpart.evaluation import behaviours
 from pixelpart.run import Run
 from pixelpart.runfolder import RunFolder, load_checkpoint
 
@@ -229,7 +229,7 @@ def test_a_function_is_found_by_the_installed_command_too(own, tmp_path):
 
 
 def test_check_prints_a_verdict_for_each_behaviour_and_writes_it_down(copied, trained, capsys, monkeypatch):
-    monkeypatch.setattr(obfuscation, "POINTS", 2)
+    monkeypatch.setattr(behaviours, "POINTS", 2)
     other = shutil.copytree(trained, copied.parent / "other")
     shutil.copy(other / "checkpoints" / "epoch-1.safetensors", other / "checkpoints" / "best.safetensors")
     args = ["check", str(copied), "--images", "8", "--surrogate", str(other), "--device", "cpu"]

@@ -13,8 +13,9 @@ from torch import nn
 from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import cache, guards, identity, obfuscation, surrogate
-from pixelpart.evaluation.obfuscation import EXPECTED, SKIPPED, SUSPICIOUS, Trial, check, growing_eps, of_square
+from pixelpart.evaluation import behaviours, cache, guards, identity, obfuscation, surrogate
+from pixelpart.evaluation.behaviours import EXPECTED, SKIPPED, SUSPICIOUS, Trial, growing_eps
+from pixelpart.evaluation.obfuscation import check, of_square
 from pixelpart.evaluation.pictures import Pictures
 from pixelpart.run import Run
 from pixelpart.runfolder import atomic_write, save_checkpoint
@@ -53,7 +54,7 @@ SET = data.DataSet(
 def _sets(monkeypatch):
     monkeypatch.setitem(data.SETS, "corners", SET)
     monkeypatch.setattr(surrogate, "BATCH", 16)
-    monkeypatch.setattr(obfuscation, "POINTS", 20)
+    monkeypatch.setattr(behaviours, "POINTS", 20)
 
 
 @functools.cache
@@ -223,24 +224,24 @@ def test_accuracy_has_to_fall_as_eps_grows_and_to_nothing(counts, verdict):
 
 @pytest.mark.parametrize(("fgsm", "verdict"), [(500, EXPECTED), (380, EXPECTED), (379, SUSPICIOUS), (0, SUSPICIOUS)])
 def test_one_step_may_find_two_percent_of_what_twenty_leave(fgsm, verdict):
-    found = obfuscation.one_step(scripted(one_step=fgsm), torch.arange(1000) < 400)
+    found = behaviours.one_step(scripted(one_step=fgsm), torch.arange(1000) < 400)
     assert found.verdict == verdict
     assert found.numbers["fgsm_only"] == max(0, 400 - fgsm)
 
 
 @pytest.mark.parametrize(("after", "verdict"), [(400, EXPECTED), (390, EXPECTED), (389, SUSPICIOUS)])
 def test_random_points_may_find_one_percent(after, verdict):
-    assert obfuscation.random_points(scripted(random=after), torch.arange(1000) < 400).verdict == verdict
+    assert behaviours.random_points(scripted(random=after), torch.arange(1000) < 400).verdict == verdict
 
 
 @pytest.mark.parametrize(("left", "verdict"), [(0, EXPECTED), (10, EXPECTED), (11, SUSPICIOUS)])
 def test_an_unbounded_attack_may_leave_one_percent(left, verdict):
-    assert obfuscation.unbounded(scripted(unbounded=left)).verdict == verdict
+    assert behaviours.unbounded(scripted(unbounded=left)).verdict == verdict
 
 
 def test_one_image_is_no_proof():
-    assert obfuscation.unbounded(scripted(n=10, unbounded=1)).verdict == EXPECTED
-    assert obfuscation.unbounded(scripted(n=10, unbounded=2)).verdict == SUSPICIOUS
+    assert behaviours.unbounded(scripted(n=10, unbounded=1)).verdict == EXPECTED
+    assert behaviours.unbounded(scripted(n=10, unbounded=2)).verdict == SUSPICIOUS
 
 
 def test_steps_grow_with_eps_and_the_start_does_not(plane, pair, monkeypatch):
@@ -251,7 +252,7 @@ def test_steps_grow_with_eps_and_the_start_does_not(plane, pair, monkeypatch):
         calls.append((budget, step_size, steps, start))
         return x
 
-    monkeypatch.setattr(obfuscation, "pgd", watched)
+    monkeypatch.setattr(behaviours, "pgd", watched)
     trial = Trial(plane, Pictures(x, y, x.device), None, 8 / 255, 2 / 255, 0, 8, None)
     for eps in (None, 64 / 255, 1.0):
         trial.pgd20(eps=eps)(torch.arange(40), x, y, 0)
