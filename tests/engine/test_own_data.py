@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,9 @@ from PIL import Image
 from pixelpart import cli, data
 from pixelpart.config import Config, config_from
 from pixelpart.engine.build import build
-from pixelpart.engine.train import Trainer, settled, train
+from pixelpart.engine.review import collapsed
+from pixelpart.engine.sets import settled
+from pixelpart.engine.train import train
 from pixelpart.errors import UserError
 from pixelpart.progress import Screen
 from pixelpart.run import Run
@@ -135,12 +136,10 @@ def test_a_run_whose_model_calls_everything_one_class_says_so(tmp_path, monkeypa
 
 
 def test_collapse_is_one_answer_to_images_of_several_classes():
-    def collapsed(answers, labels):
+    def found(answers, labels):
         logits = torch.eye(5)[answers].view(len(answers), 5, 1, 1)
-        probes = {"test": (logits, torch.tensor(labels))}
-        held = SimpleNamespace(probes=probes, measured_on="test", chunk=2, _judged=lambda: lambda x: x.flatten(1))
-        return Trainer.collapsed(held)
+        return collapsed(lambda x: x.flatten(1), logits, torch.tensor(labels), chunk=2)
 
-    assert collapsed([3, 3, 3], [0, 1, 3]) == 3
-    assert collapsed([3, 3, 1], [0, 1, 3]) is None
-    assert collapsed([3, 3, 3], [3, 3, 3]) is None
+    assert found([3, 3, 3], [0, 1, 3]) == 3
+    assert found([3, 3, 1], [0, 1, 3]) is None
+    assert found([3, 3, 3], [3, 3, 3]) is None

@@ -1,0 +1,25 @@
+"""Maps of un-augmented training images: what the store holds, and what the damage is worked out with."""
+
+import torch
+
+from pixelpart.data.loader import Loader
+from pixelpart.engine.build import Phase
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.sets import place
+from pixelpart.engine.step import class_map, look
+from pixelpart.masks import MaskStore
+from pixelpart.types import Images, Labels, Map
+
+
+def maps_of(learner: Learner, phase: Phase, x: Images, y: Labels) -> Map:
+    """The present model's maps of the images, as the phase's mask reads them."""
+    model = learner.freeze()
+    return class_map(learner, model, phase, x, y, look(model, x))
+
+
+def renew(store: MaskStore, learner: Learner, phase: Phase, loader: Loader, *, chunk: int) -> None:
+    """Fills the store with the present model's maps of all training images, so many at a time."""
+    device = store.maps.device
+    for index in torch.arange(len(loader)).split(chunk):
+        x, y = place(*loader.take(index), device=device)
+        store.put(index.to(device), maps_of(learner, phase, x, y))
