@@ -34,6 +34,7 @@ from pixelpart.config import Config, config_from
 from pixelpart.engine.build import build
 from pixelpart.evaluation import explain, outcome, suite
 from pixelpart.flags import Parser, add_config_flags
+from pixelpart.progress import Screen
 from pixelpart.runfolder import read_facts
 
 train_module = importlib.import_module("pixelpart.engine.train")
@@ -246,7 +247,7 @@ def test_links_lead_somewhere(document):
 def test_inline_code_names_what_exists(document):
     parser = Parser()
     add_config_flags(parser, Config())
-    source = (ROOT / "pixelpart/cli.py").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "pixelpart/commands").glob("*.py"))
     for code in re.findall(r"`([^`]+)`", prose(document)):
         if path := re.match(r"(?:pixelpart|tests|docs)/[\w./-]+", code):
             assert (ROOT / path[0]).exists(), code
@@ -281,7 +282,7 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
     config = config_from(
         {"model": "tiny-cnn", "mask": {"rule": "mean", "every": 1}, "ema": 0.9, "keep": (1,)}, source=""
     )
-    run = train_module.train(config, tmp_path / "run", screen=cli.Screen(quiet=True))
+    run = train_module.train(config, tmp_path / "run", screen=Screen(quiet=True))
     result = suite.evaluate(run, attacks=["natural", "pgd2"])
     explained = json.loads(explain.explain(run, n=3, objects=16).read_text())
     assert table("how-it-works.md", "metrics.jsonl") == set(run.metrics[0])

@@ -12,7 +12,9 @@ BASE = {
     "types", "errors", "defaults", "device", "config", "draws", "world", "losses", "frozen", "runfolder", "progress",
     "recipes", "kernels", "fusing", "graphs", "precision", "usercode", "dataname"}  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
-LATER = ["run", "evaluation", "engine", "experiments", "bench", "report", "export", "flags", "cli", "__main__"]
+LATER = [
+    "run", "evaluation", "engine", "experiments", "bench", "report", "export", "flags", "commands", "cli", "__main__",
+]  # fmt: skip
 
 
 def allowed(place: str) -> set[str]:

@@ -1,0 +1,1 @@
+"""What each command takes, and what it calls. torch comes in only once the arguments are known to be right."""

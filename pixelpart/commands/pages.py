@@ -1,0 +1,34 @@
+"""`pixelpart explain` and `pixelpart report`."""
+
+from pathlib import Path
+
+from pixelpart.commands.arguments import add_device_and_root
+from pixelpart.flags import Parser
+
+
+def explain(args: list[str]) -> None:
+    """Makes the pictures of a run's report: heat, budget and attack of a few test images."""
+    parser = Parser(prog="pixelpart explain", description=explain.__doc__)
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    parser.add_argument("--images", type=int, default=12, help="so many, spread over the classes (here: %(default)s)")
+    add_device_and_root(parser)
+    found = parser.parse_all(args)
+    from pixelpart.evaluation.explain import explain as run_explanation
+
+    print(
+        run_explanation(
+            found.run, n=found.images, checkpoint=found.checkpoint, device=found.device, root=found.data_root
+        )
+    )
+
+
+def report(args: list[str]) -> None:
+    """Writes one HTML page about run folders: curves, a table with intervals, pictures."""
+    parser = Parser(prog="pixelpart report", description=report.__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (here: %(default)s)")
+    found = parser.parse_all(args)
+    from pixelpart.report import write_report
+
+    print(write_report(found.runs, found.out))
