@@ -23,11 +23,9 @@ def bench_attack(
 ) -> Report:
     """PGD at 8/255 on random images of the CIFAR shape; the baseline is a loop around `loss.backward()`."""
     place = choose_device(device)
-    usual, ours = build_pair(model, place)
+    usual, wide, narrow = views(model, place)
     x, y = random_batch(batch_size, place)
     noise = attacks.draw_noise(x, kind="uniform")
-    narrow = Folding(ours, dtype=torch.bfloat16, fuse=place.type == "cuda")
-    wide = Folding(ours)
 
     def loop(gradient: baselines.Gradient) -> Run:
         return lambda: baselines.pgd(usual, x, y, EPS, noise, step_size=STEP_SIZE, steps=steps, gradient=gradient)
@@ -49,11 +47,11 @@ def bench_attack(
     return report
 
 
-def build_pair(model: str, device: torch.device) -> tuple[Classifier, Classifier]:
-    """The same network twice, in eval mode: as torch lays it out, and channels last."""
+def views(model: str, device: torch.device) -> tuple[Classifier, Folding, Folding]:
+    """The network in eval mode as torch lays it out; and the same, channels last, folded in fp32 and in bf16."""
     usual, ours = (models.build(model).to(device).eval() for _ in range(2))
     ours.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return usual, ours
+    return usual, Folding(ours), Folding(ours, dtype=torch.bfloat16, fuse=device.type == "cuda")
 
 
 def random_batch(n: int, device: torch.device, *, size: int = 32, classes: int = 10) -> tuple[Images, Labels]:

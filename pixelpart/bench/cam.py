@@ -4,7 +4,7 @@ import torch
 
 from pixelpart import masks
 from pixelpart.bench import REPEATS, baselines
-from pixelpart.bench.attack import build_pair, random_batch
+from pixelpart.bench.attack import random_batch, views
 from pixelpart.bench.timing import Report, Say, arithmetic, compare, machine
 from pixelpart.config import EPS_LOW
 from pixelpart.defaults import EPS
@@ -23,10 +23,8 @@ def bench_cam(
 ) -> Report:
     """From images to budgets by GradCAM and the rule `mean`; the baseline is what PART's authors do."""
     place = choose_device(device)
-    usual, ours = build_pair(model, place)
+    usual, wide, narrow = views(model, place)
     x, _ = random_batch(batch_size, place)
-    narrow = Folding(ours, dtype=torch.bfloat16, fuse=place.type == "cuda")
-    wide = Folding(ours)
     makers = {
         "masks one by one, backward to every weight": lambda: (
             lambda: baselines.budgets(usual, x, eps=EPS, eps_low=EPS_LOW)

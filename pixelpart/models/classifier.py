@@ -1,6 +1,7 @@
 """What every network here is: features, then a head, with normalisation inside."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from pixelpart.errors import UserError
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Module, ABC):
     """Pixels in [0,1] to logits: `model(x) == model.head(model.features(x))`.
 
     A network derives from it and gives `trunk` (normalised pixels to the last activation before pooling, after its
@@ -52,8 +53,9 @@ class Classifier(nn.Module):
         """The linear layer, where the head is global average pooling and that layer alone."""
         return None
 
+    @abstractmethod
     def trunk(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The last activation before pooling, of pixels that are normalised already."""
 
     def features(self, x: Tensor) -> Tensor:
         """The last activation before pooling, after its ReLU: (b, f, u, v); of a class token's network (b, t, f)."""

@@ -160,6 +160,11 @@ def test_without_mean_and_std_pixels_go_in_as_they_are() -> None:
     assert Echo().features(x) is x
 
 
+def test_a_network_without_a_trunk_is_not_built() -> None:
+    with pytest.raises(TypeError, match="trunk"):
+        type("Trunkless", (Classifier,), {})()
+
+
 def by_hand(x: Tensor, weights: dict[str, Tensor], name: str, *, stride: int = 1) -> Tensor:
     """A convolution or a batch norm in train mode, straight from its definition."""
     if name.startswith("bn") or name == "shortcut.1":
