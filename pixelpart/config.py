@@ -28,7 +28,16 @@ from pixelpart.errors import UserError
 
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
-ADDED = {"size": 0, "num_classes": 0, "eps_ramp": 0}  # came later: unused, they leave a run's hash as it was
+ADDED = {  # came later: unused, they leave a run's hash as it was
+    "size": 0,
+    "num_classes": 0,
+    "eps_ramp": 0,
+    "objective.smoothing": 0.0,
+    "optim.name": "sgd",
+    "optim.clip": 0.0,
+    "awp.gamma": 0.0,
+    "awp.after": 0,
+}
 
 
 def parse_fraction(value: Any) -> float:
@@ -100,21 +109,34 @@ class ObjectiveConfig(Part):
     """at, trades or mart"""
     beta: float = Field(6.0, ge=0)
     """weight of the robust term in TRADES and MART"""
+    smoothing: float = Field(0.0, ge=0, lt=1)
+    """label smoothing: the share of the target that is spread over all classes; 0: none"""
 
 
 class OptimConfig(Part):
+    name: str = "sgd"
+    """sgd or adamw"""
     lr: float = Field(0.01, gt=0)
     """peak learning rate"""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """SGD's momentum"""
+    """SGD's momentum, or how slowly AdamW's mean of the gradient moves"""
     weight_decay: float = Field(2e-4, ge=0)
-    """L2 penalty on all weights"""
+    """L2 penalty on all weights; AdamW shrinks them by itself instead"""
     schedule: str = "step"
-    """step (divide at the epochs below), cyclic (up, then down to zero, linearly) or constant"""
+    """step (divide at the epochs below), cyclic (up, then down to zero, linearly), cosine (likewise) or constant"""
     decay_at: tuple[int, ...] = (60,)
     """step: epochs, counted from 0 over the whole run, from which the rate is divided by 10 once more"""
     warmup: float = Field(0.4, ge=0, le=1)
-    """cyclic: the share of the run before the peak"""
+    """cyclic, cosine: the share of the run before the peak"""
+    clip: float = Field(0.0, ge=0)
+    """largest norm of a step's gradient, over all weights; 0: no limit"""
+
+
+class AwpConfig(Part):
+    gamma: float = Field(0.0, ge=0)
+    """adversarial weight perturbation: its size, as a share of each weight's norm; 0: none"""
+    after: int = Field(0, ge=0)
+    """first epochs, trained without it"""
 
 
 class Config(Part):
@@ -133,7 +155,7 @@ class Config(Part):
     num_classes: int = Field(0, ge=0)
     """classes of a set of your own, filled in when training starts; 0: as many as the set has"""
     augment: str = "none"
-    """none or crop-flip"""
+    """none, crop-flip, crop-flip-cutout, crop-flip-cutmix or idbh"""
     holdout: int = Field(1024, ge=0)
     """training images kept aside to choose the best checkpoint; 0: none, and the last is what counts"""
     probe: int = Field(1024, ge=1)
@@ -157,6 +179,7 @@ class Config(Part):
     burn_in: BurnInConfig = BurnInConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     optim: OptimConfig = OptimConfig()
+    awp: AwpConfig = AwpConfig()
     ema: float = Field(0.0, ge=0, lt=1)
     """decay of the weight average a step; 0: none"""
     keep: tuple[int, ...] = ()
@@ -185,7 +208,7 @@ class Config(Part):
 
     def hash(self) -> str:
         """Names this run: equal for equal configs, whatever file they came from."""
-        values = {k: v for k, v in self.model_dump(mode="json").items() if k not in ADDED or v != ADDED[k]}
+        values = _in_use(self.model_dump(mode="json"))
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -193,6 +216,12 @@ class Config(Part):
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json"))
+
+
+def _in_use(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values without those of ADDED that are as if they were not there, and without parts left empty."""
+    parts = {k: _in_use(v, f"{prefix}{k}.") if isinstance(v, dict) else v for k, v in values.items()}
+    return {k: v for k, v in parts.items() if v != {} and (prefix + k not in ADDED or v != ADDED[prefix + k])}
 
 
 def read_config(path: Path) -> Config:

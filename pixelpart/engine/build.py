@@ -13,6 +13,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.config import Config
 from pixelpart.data import find
 from pixelpart.data.augment import AUGMENTS
+from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.frozen import PRECISIONS
@@ -48,6 +49,7 @@ class Phase:
     compares_logits: bool  # the attack moves away from the clean logits (KL), not from the label
     objective: Callable[..., Tensor]  # objective(model, x, x_adv, y) -> loss
     mask: Mask | None = None
+    awp: float = 0.0  # how far the weights are perturbed, as a share of their norms
 
     @property
     def looks(self) -> bool:
@@ -67,6 +69,8 @@ class Plan:
     def phase(self, epoch: int) -> Phase:
         """How this epoch trains; while eps ramps up, with budgets that are a share of what they will be."""
         phase = self.burn_in if epoch < self.config.burn_in.epochs else self.main
+        if self.config.awp.gamma and epoch >= self.config.awp.after:
+            phase = dataclasses.replace(phase, awp=self.config.awp.gamma)
         ramp = self.config.eps_ramp
         return phase if epoch >= ramp else scaled(phase, (epoch + 0.5) / ramp)
 
@@ -88,6 +92,7 @@ def scaled(phase: Phase, share: float) -> Phase:
 def build(config: Config) -> Plan:
     """The functions and the model that a config names; a name that is not there is a UserError with the choices."""
     size = find(config.dataset).size
+    choose(OPTIMIZERS, config.optim.name, "optimizer")
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
     choose(PRECISIONS, config.precision, "precision")

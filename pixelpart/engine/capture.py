@@ -37,13 +37,14 @@ class Captured:
             signed_step, total_loss=compiled(total_loss), move=compiled(move)
         )
         learner.freeze.compile()
-        self._graphs: dict[tuple[str, float, int], tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
+        self._graphs: dict[tuple[str, float, float, int], tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self.plain = False
 
     def __call__(self, learner: Learner, phase: Phase, inputs: StepInputs) -> None:
         assert learner is self.learner
-        key = (phase.name, phase.eps, len(inputs.labels))  # eps grows from epoch to epoch while it ramps up
+        # eps grows from epoch to epoch while it ramps up, and weights may be perturbed from some epoch on
+        key = (phase.name, phase.eps, phase.awp, len(inputs.labels))
         if key not in self._graphs and not self.plain:
             self._capture_or_say(key, phase, inputs)
         if self.plain:
@@ -53,7 +54,7 @@ class Captured:
             buffer.copy_(value)
         graph.replay()
 
-    def _capture_or_say(self, key: tuple[str, float, int], phase: Phase, inputs: StepInputs) -> None:
+    def _capture_or_say(self, key: tuple[str, float, float, int], phase: Phase, inputs: StepInputs) -> None:
         """Adds the graph of a phase and batch size; the learner is as before."""
         state = self.learner.state()
         before = {name: tensor.clone() for name, tensor in state.items()}

@@ -13,7 +13,7 @@ from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_fact
 # Where a fork may differ from the run it comes from; data, held-out images, model and seed must be the same.
 FORK_MAY_CHANGE = (
     "recipe", "init_from", "keep", "epochs", "eps", "eps_low", "eps_ramp", "attack", "mask", "burn_in", "objective",
-    "optim", "probe", "precision",
+    "optim", "awp", "probe", "precision",
 )  # fmt: skip
 
 
@@ -107,7 +107,9 @@ class Checkpoints:
             there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
             raise UserError(f"{run} keeps no checkpoint after epoch {epoch}; there are: {there} (see --keep)")
         theirs = source.read_config()
-        mine = self.config.model_copy(update={name: getattr(theirs, name) for name in FORK_MAY_CHANGE})
+        taken = {name: getattr(theirs, name) for name in FORK_MAY_CHANGE}
+        taken["optim"] = theirs.optim.model_copy(update={"name": self.config.optim.name})  # its state is carried on
+        mine = self.config.model_copy(update=taken)
         if differing := differing_fields(theirs, mine):
             raise UserError(f"cannot fork {run}: {'; '.join(differing)}")
         if int(epoch) >= self.config.epochs:

@@ -1,12 +1,14 @@
-"""What a run changes as it learns: weights, momentum, averaged weights, and the sums behind a row of metrics."""
+"""What a run changes as it learns: weights, optimiser, averaged weights, and the sums behind a row of metrics."""
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pixelpart.config import Config
 from pixelpart.engine.averaging import Average
+from pixelpart.engine.optimizers import OPTIMIZERS, state_of
+from pixelpart.engine.perturbation import perturbed
 from pixelpart.frozen import PRECISIONS, Folding, Working
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
@@ -53,23 +55,21 @@ class Learner:
         self.average = Average(self.model, config.ema) if config.ema else None
         self.tally = Tally(device)
         self.lr = torch.zeros((), device=device)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=self.lr,
-            momentum=config.optim.momentum,
-            weight_decay=config.optim.weight_decay,
-            fused=True,
-        )
-        # All state exists from the start, at addresses that never change: a checkpoint is copied into it.
-        for parameter in self.model.parameters():
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.optimizer = OPTIMIZERS[config.optim.name](self.model, self.lr, config.optim)
+        self.clip = config.optim.clip
 
-    def descend(self, loss: Tensor) -> None:
+    def descend(self, objective: Callable[[], Tensor], *, awp: float = 0.0) -> Tensor:
+        """One step of the optimiser down the objective's gradient, taken at weights perturbed by `awp`; the loss."""
         self.optimizer.zero_grad()
-        loss.backward()
+        with perturbed(self.model, objective, gamma=awp):
+            loss = objective()
+            loss.backward()
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update()
+        return loss
 
     @property
     def judged(self) -> Classifier:
@@ -85,8 +85,4 @@ class Learner:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, as live tensors."""
-        momentum = {
-            f"momentum.{name}": self.optimizer.state[parameter]["momentum_buffer"]
-            for name, parameter in self.model.named_parameters()
-        }
-        return self.weights() | momentum | {"tally": self.tally.sums}
+        return self.weights() | state_of(self.optimizer, self.model) | {"tally": self.tally.sums}

@@ -1,5 +1,6 @@
 """The learning rate as a function of how far the run is."""
 
+import math
 from collections.abc import Callable
 
 from pixelpart.config import OptimConfig
@@ -18,6 +19,14 @@ def cyclic(optim: OptimConfig, epoch: float, epochs: int) -> float:
     return optim.lr * (1 - progress) / (1 - optim.warmup)
 
 
+def cosine(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """From zero up to lr over the `warmup` share of the run, linearly, then down to zero along half a cosine."""
+    progress = epoch / epochs
+    if progress < optim.warmup:
+        return optim.lr * progress / optim.warmup
+    return optim.lr * (1 + math.cos(math.pi * (progress - optim.warmup) / (1 - optim.warmup))) / 2
+
+
 def constant(optim: OptimConfig, epoch: float, epochs: int) -> float:
     return optim.lr
 
@@ -25,5 +34,6 @@ def constant(optim: OptimConfig, epoch: float, epochs: int) -> float:
 SCHEDULES: dict[str, Callable[[OptimConfig, float, int], float]] = {
     "step": step,
     "cyclic": cyclic,
+    "cosine": cosine,
     "constant": constant,
 }

@@ -49,8 +49,7 @@ def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
     away_from = clean.logits if clean is not None and phase.compares_logits else y
     x_adv = phase.attack(model, x, away_from, budget, start=start)  # Algorithm 2
 
-    loss = phase.objective(learner.network, x, x_adv, y)
-    learner.descend(loss)  # Algorithm 3, line 8
+    loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, y), awp=phase.awp)  # Algorithm 3, line 8
     learner.tally.add(loss, budget, dead, n=len(y), middle=phase.middle)
 
 

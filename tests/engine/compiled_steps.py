@@ -73,7 +73,8 @@ def compiled_ascend():
 
 
 MMA = {"attack": {"name": "mma", "steps": 2, "step_size": "3/255"}}
-CASES = [(method, {}) for method in METHODS] + [("part", MMA)]
+AWP = {"awp": {"gamma": 0.01}, "optim": {"name": "adamw", "lr": 0.001, "clip": 1.0}}
+CASES = [(method, {}) for method in METHODS] + [("part", MMA), ("part-t", AWP)]
 SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -88,11 +89,11 @@ def test_two_compiled_steps_equal_two_plain_ones_and_the_second_compiles_nothing
     plan = plan_for(method, **overrides)
     fast, plain = learner_for(plan), learner_for(plan)
     fast.freeze.compile()
-    phase = compile_phase(plan.main, compiled_ascend())
+    phase = compile_phase(plan.phase(0), compiled_ascend())
     for i in range(2):
         inputs = some_inputs(plan, seed=i)
         train_step(fast, phase, inputs)
-        train_step(plain, plan.main, inputs)
+        train_step(plain, plan.phase(0), inputs)
         if i == 0:
             graphs = counters["stats"]["unique_graphs"]
             # the folding, the attack's loss and its move, the objective: each once, for all targets of mma too
@@ -217,15 +218,16 @@ def losses_of(step, learner, phase, batches):
     ("method", "overrides"),
     [(method, {}) for method in METHODS]
     + [("part", {"attack": {"name": "mma", "steps": 3}}), ("at", {"model": "preactresnet18"})]
-    + [("part", {"model": "wrn-10-1"}), ("part", {"model": "tiny-cnn"})],
+    + [("part", {"model": "wrn-10-1"}), ("part", {"model": "tiny-cnn"}), ("at", AWP), ("part-t", AWP)]
+    + [("part", {"model": "vit-tiny", "mask": {"cam": "gradient-rollout"}} | AWP)],
     ids=str,
 )
 def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
     plan = build(recipes.cifar10(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
     fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
     batches = [gpu_inputs(plan, 128, seed) for seed in range(12)]
-    mine = losses_of(Captured(fast, full=128, say=said.append), fast, plan.main, batches)
-    theirs = losses_of(train_step, plain, plan.main, batches)
+    mine = losses_of(Captured(fast, full=128, say=said.append), fast, plan.phase(0), batches)
+    theirs = losses_of(train_step, plain, plan.phase(0), batches)
     assert said == []
     assert all(map(math.isfinite, mine))
     assert mine == pytest.approx(theirs, rel=0.01)
@@ -268,7 +270,7 @@ def test_a_short_last_batch_is_captured_too():
         losses_of(train_step, plain, plan.main, batches), rel=0.01
     )
     assert said == []
-    assert sorted(n for _, n in step._graphs) == [80, 128]
+    assert sorted(n for *_, n in step._graphs) == [80, 128]
     assert fast.tally.read()["images"] == sum(len(inputs.labels) for inputs in batches)
 
 

@@ -153,6 +153,17 @@ def test_burn_in_mask_and_short_batches_give_the_bits_of_the_plain_step(cuda, ev
     assert not step.plain
 
 
+def test_perturbed_weights_have_a_graph_of_their_own_and_end_as_in_plain_steps(cuda):
+    plan = plan_for("part", epochs=12, awp={"gamma": 0.01, "after": 4}, optim={"name": "adamw", "clip": 1.0})
+    fast, plain = learner_for(plan), learner_for(plan)
+    step = Captured(fast, full=6)
+    for epoch in (3, 4, 3, 4):
+        step(fast, plan.phase(epoch), some_inputs(seed=epoch))
+        train_step(plain, plan.phase(epoch), some_inputs(seed=epoch))
+        assert_same_state(fast, plain)
+    assert len(step._graphs) == 2
+
+
 def test_only_full_batches_are_compiled(cuda, monkeypatch):
     seen = []
     monkeypatch.setattr(capture, "compile_phase", lambda phase, ascend: (seen.append(phase), phase)[1])

@@ -46,6 +46,20 @@ def test_cyclic_without_warmup_starts_at_the_peak_and_with_nothing_but_warmup_en
     assert rate(9.5, 10, lr=0.2, schedule="cyclic", warmup=1) == pytest.approx(0.19)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [(0, 0), (1, 0.1), (2, 0.2), (4, 0.2 * 0.853553390593), (6, 0.1), (7.333333333333, 0.05), (10, 0)],
+)
+def test_cosine_goes_up_in_a_straight_line_and_down_along_half_a_cosine(epoch, expected):
+    """Behind the peak lr (1 + cos a) / 2 at a = 0, 45, 90, 120 and 180 degrees."""
+    assert rate(epoch, 10, lr=0.2, schedule="cosine", warmup=0.2) == pytest.approx(expected, abs=1e-12)
+
+
+def test_cosine_without_warmup_starts_at_the_peak():
+    assert rate(0, 10, lr=0.2, schedule="cosine", warmup=0) == 0.2
+    assert rate(2.5, 10, lr=0.2, schedule="cosine", warmup=0) == pytest.approx(0.2 * 0.853553390593)
+
+
 @given(
     st.sampled_from(sorted(SCHEDULES)),
     st.floats(0, 1),

@@ -1,0 +1,61 @@
+"""Optimisers whose state exists from the start, at addresses that never change: a checkpoint is copied into it.
+
+The learning rate is a tensor, so that a captured step reads the rate of its own step.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pixelpart.config import OptimConfig
+
+BETA2 = 0.999  # AdamW's decay of the squared gradient
+# What torch calls its state, and what a checkpoint calls it.
+SLOTS = {"momentum_buffer": "momentum", "exp_avg": "mean_gradient", "exp_avg_sq": "squared_gradient", "step": "steps"}
+
+
+def sgd(model: nn.Module, lr: Tensor, optim: OptimConfig) -> Optimizer:
+    """m <- momentum m + g + weight_decay w; w <- w - lr m."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=lr, momentum=optim.momentum, weight_decay=optim.weight_decay, fused=True
+    )
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+    return optimizer
+
+
+def adamw(model: nn.Module, lr: Tensor, optim: OptimConfig) -> Optimizer:
+    """w <- w - lr weight_decay w, then w <- w - lr m / (sqrt(v) + 1e-8) with the means m of g and v of g^2.
+
+    Loshchilov and Hutter 2019; both means are freed of their start at 0, as there.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=lr,
+        betas=(optim.momentum, BETA2),
+        weight_decay=optim.weight_decay,
+        fused=True,
+        capturable=True,
+    )
+    optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]  # the plain path is no mistake
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, Tensor, OptimConfig], Optimizer]] = {"sgd": sgd, "adamw": adamw}
+
+
+def state_of(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The live tensors that the next step depends on, each under its slot and its weight's name."""
+    return {
+        f"{SLOTS[slot]}.{name}": tensor
+        for name, parameter in model.named_parameters()
+        for slot, tensor in optimizer.state[parameter].items()
+    }
