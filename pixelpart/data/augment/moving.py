@@ -1,0 +1,91 @@
+"""Moves pixels as drawn, of images, masks and budgets alike; nothing here draws a number or waits for the device."""
+
+import torch
+from jaxtyping import Bool, Float, Int64, Shaped
+from torch import Tensor
+
+from pixelpart.data.augment.colour import recoloured
+from pixelpart.data.augment.params import PAD, Box, Mix, Params, Warp
+from pixelpart.types import Images, Probabilities
+
+Places = Int64[Tensor, "b #h #w"]
+
+
+def picture(params: Params, images: Images) -> Images:
+    """The images as the model is to see them: recoloured, then moved."""
+    return apply(params, images if params.colour is None else recoloured(params.colour, images))
+
+
+def apply(params: Params, tensor: Shaped[Tensor, "b c h w"], *, fill: float = 0.0) -> Shaped[Tensor, "b c h w"]:
+    """Each image padded by PAD with `fill`, cropped to its size at (top, left), then mirrored where flip says so.
+
+    out[i, :, r, s] = padded[i, :, top_i + r, left_i + s'] with s' = w - 1 - s if flip_i else s
+
+    A warp leads from (r, s') on to another place. What is erased gets `fill`. A box of another image comes last, with
+    what happened to that image before.
+    """
+    b, c, h, w = tensor.shape
+    column = torch.arange(w, device=tensor.device)
+    column = torch.where(params.flip[:, None], w - 1 - column, column)[:, None, :] + params.left[:, None, None] - PAD
+    row = torch.arange(h, device=tensor.device)[:, None] + params.top[:, None, None] - PAD
+    if params.warp is None:
+        outside = (row < 0) | (row >= h) | ((column < 0) | (column >= w))
+    else:
+        row, column, outside = warped(params.warp, row, column, (h, w))
+    if params.erase is not None:
+        outside = outside | inside(params.erase, (h, w))
+    source = row.clamp(0, h - 1) * w + column.clamp(0, w - 1)
+    moved = tensor.flatten(2).gather(2, source.flatten(1)[:, None].expand(b, c, h * w)).view(b, c, h, w)
+    moved = moved.masked_fill(outside[:, None], fill)
+    if params.mix is None:
+        return moved
+    return torch.where(inside(params.mix.box, (h, w))[:, None], moved[partner(params.mix)], moved)
+
+
+def warped(
+    warp: Warp, row: Places, column: Places, size: tuple[int, int]
+) -> tuple[Places, Places, Bool[Tensor, "b h w"]]:
+    """Where each pixel of the result comes from, to the nearest, and whether that was cut off or never there."""
+    h, w = size
+    y, x = row - (h - 1) / 2, column - (w - 1) / 2
+    matrix = warp.matrix[..., None, None]
+    row, above = shifted(matrix[:, 0, 0] * y + matrix[:, 0, 1] * x + (h - 1) / 2, warp, 0, h)
+    column, beside = shifted(matrix[:, 1, 0] * y + matrix[:, 1, 1] * x + (w - 1) / 2, warp, 1, w)
+    return row, column, above | beside
+
+
+def shifted(place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int) -> tuple[Places, Bool[Tensor, "b h w"]]:
+    """The line in the image from which a line of the result comes, and whether it is none of those that are left."""
+    cut, taken, put = (share[:, axis, None, None] for share in (warp.cut, warp.taken, warp.put))
+    lines = (cut * length).round()
+    first, gap = (taken * (lines + 1)).floor(), (put * (lines + 1)).floor()
+    line = place.round() + first - gap
+    return line.long(), (line < first) | (line >= first + length - lines)
+
+
+def inside(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
+    """Which pixels have their centre in the box."""
+    h, w = size
+    row, column = torch.arange(h, device=box.y.device), torch.arange(w, device=box.y.device)
+    rows = (row + 0.5 - h * box.y[:, None]).abs() < h / 2 * box.height[:, None]
+    columns = (column + 0.5 - w * box.x[:, None]).abs() < w / 2 * box.width[:, None]
+    return rows[:, :, None] & columns[:, None, :]
+
+
+def partner(mix: Mix) -> Int64[Tensor, " b"]:
+    """The row of the image that each is mixed with: its own where the other is not in this batch."""
+    n = len(mix.step)
+    return (torch.arange(n, device=mix.step.device) + mix.step).clamp(0, n - 1)
+
+
+def kept(mix: Mix, size: tuple[int, int]) -> Float[Tensor, " b"]:
+    """The share of pixels that are still the image's own, counted."""
+    return 1 - inside(mix.box, size).float().mean((1, 2))
+
+
+def mixed(params: Params, y: Probabilities, size: tuple[int, int]) -> Probabilities:
+    """What the moved images show: kept y + (1 - kept) y of the partner (Yun et al. 2019); y where nothing is mixed."""
+    if params.mix is None:
+        return y
+    share = kept(params.mix, size).to(y.dtype)[:, None]
+    return share * y + (1 - share) * y[partner(params.mix)]
