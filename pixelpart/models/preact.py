@@ -1,4 +1,8 @@
-"""Pre-activation ResNet-18 (He et al. 2016b) for small images, with the final batch norm and ReLU before pooling."""
+"""Pre-activation ResNet-18 (He et al. 2016b) for small images, with the final batch norm and ReLU before pooling.
+
+RobustBench has two of them under one name. Those with the final norm compute what is here; those without it also have
+shortcuts that read x itself, and lack `bn.*`: such a file does not load.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

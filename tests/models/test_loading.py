@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -49,6 +50,21 @@ def published_wrn(depth: int, width: int, *, sub_block: bool) -> Keys:
     return [*keys, *norm("bn1", 64 * width), ("fc.weight", (10, 64 * width)), ("fc.bias", (10,))]
 
 
+def published_preact(*, final_norm: bool) -> Keys:
+    """Names and shapes of RobustBench's PreActResNet-18: with `bn_before_fc`, or of the older block without it."""
+    keys: Keys = [("conv1.weight", (64, 3, 3, 3))]
+    before = 64
+    for layer, width in enumerate((64, 128, 256, 512), 1):
+        for block in (0, 1):
+            name = f"layer{layer}.{block}"
+            keys += [*norm(f"{name}.bn1", before), (f"{name}.conv1.weight", (width, before, 3, 3))]
+            keys += [*norm(f"{name}.bn2", width), (f"{name}.conv2.weight", (width, width, 3, 3))]
+            if before != width:
+                keys += [(f"{name}.shortcut.0.weight", (width, before, 1, 1))]
+            before = width
+    return [*keys, *(norm("bn", 512) if final_norm else []), ("linear.weight", (10, 512)), ("linear.bias", (10,))]
+
+
 def filled(keys: Keys) -> dict[str, Tensor]:
     return {
         name: torch.tensor(7) if name.endswith("tracked") else torch.rand(shape) * 0.1 + 0.05 for name, shape in keys
@@ -75,6 +91,82 @@ def test_a_published_wrn_is_taken_with_the_stage_that_never_runs(sub_block: bool
 def test_names_of_wrn_34_10_are_the_published_ones() -> None:
     own = {name: tuple(tensor.shape) for name, tensor in build("wrn-34-10").state_dict().items()}
     assert own == dict(published_wrn(34, 10, sub_block=False))
+
+
+# -- what they compute, written out from the published forward passes
+
+
+def normed(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    mean, var, weight, bias = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
+    return F.batch_norm(x, mean, var, weight, bias)
+
+
+def post_activation(state: dict[str, Tensor], name: str, x: Tensor, stride: int) -> Tensor:
+    out = F.conv2d(x, state[f"{name}.conv1.weight"], stride=stride, padding=1)
+    out = F.conv2d(normed(state, f"{name}.bn1", out).relu(), state[f"{name}.conv2.weight"], padding=1)
+    out = normed(state, f"{name}.bn2", out)
+    if f"{name}.shortcut.0.weight" in state:
+        x = normed(state, f"{name}.shortcut.1", F.conv2d(x, state[f"{name}.shortcut.0.weight"], stride=stride))
+    return (out + x).relu()
+
+
+def pre_activation(state: dict[str, Tensor], name: str, x: Tensor, stride: int) -> Tensor:
+    active = normed(state, f"{name}.bn1", x).relu()
+    out = F.conv2d(active, state[f"{name}.conv1.weight"], stride=stride, padding=1)
+    out = F.conv2d(normed(state, f"{name}.bn2", out).relu(), state[f"{name}.conv2.weight"], padding=1)
+    for shortcut in ("shortcut.0", "convShortcut"):
+        if f"{name}.{shortcut}.weight" in state:
+            x = F.conv2d(active, state[f"{name}.{shortcut}.weight"], stride=stride)
+    return out + x
+
+
+def published_logits(name: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    out = F.conv2d(x, state["conv1.weight"], padding=1)
+    if name == "resnet18":
+        out = normed(state, "bn1", out).relu()
+    block = post_activation if name == "resnet18" else pre_activation
+    stages = [f"block{i}.layer" for i in (1, 2, 3)] if name.startswith("wrn") else [f"layer{i}" for i in (1, 2, 3, 4)]
+    for number, stage in enumerate(stages):
+        for i in range(2):
+            out = block(state, f"{stage}.{i}", out, 2 if number and i == 0 else 1)
+    if name != "resnet18":
+        out = normed(state, "bn" if name == "preactresnet18" else "bn1", out).relu()
+    last = "fc" if name.startswith("wrn") else "linear"
+    pooled = F.avg_pool2d(out, out.shape[-1]).flatten(1)
+    return F.linear(pooled, state[f"{last}.weight"], state[f"{last}.bias"])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("resnet18", published_resnet18()),
+        ("preactresnet18", published_preact(final_norm=True)),
+        ("wrn-16-2", published_wrn(16, 2, sub_block=True)),
+    ],
+    ids=["resnet18", "preactresnet18", "wrn-16-2"],
+)
+def test_a_published_file_computes_what_its_authors_wrote(name: str, keys: Keys) -> None:
+    state = {k: t if t.ndim == 0 else torch.randn(t.shape) * 0.1 for k, t in filled(keys).items()}
+    state |= {k: t.abs() + 0.5 for k, t in state.items() if k.endswith("running_var")}
+    x = torch.rand(2, 3, 32, 32)
+    model = load_state(build(name), {f"module.{k}": tensor for k, tensor in state.items()}).eval()
+    expected = published_logits(name, state, x)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_papers_wrn_is_taken_as_its_script_saves_it() -> None:
+    """DataParallel's prefix, and the first stage twice."""
+    state = {name: torch.zeros(shape) for name, shape in published_wrn(34, 10, sub_block=True)}
+    state["fc.bias"] = torch.arange(10.0)
+    model = load_state(build("wrn-34-10"), {f"module.{name}": tensor for name, tensor in state.items()})
+    assert holds(model, state)
+
+
+def test_a_pre_activation_net_without_a_last_norm_is_refused() -> None:
+    """In RobustBench its blocks compute otherwise too: their shortcuts read x and not relu(bn(x))."""
+    with pytest.raises(UserError, match=r"does not fit PreActResNet18: missing bn\.weight, bn\.bias"):
+        load_state(build("preactresnet18"), filled(published_preact(final_norm=False)))
 
 
 @pytest.fixture
