@@ -2,6 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from pixelpart.attacks import VERSIONS
+from planes import short
+
 
 class Net(nn.Module):
     """A small smooth network with batch norm, whose statistics are not the initial ones."""
@@ -43,3 +46,9 @@ def make_batch():
         return x, y, 0.1 * torch.rand(b, 1, size, size, generator=g, dtype=dtype)
 
     return make
+
+
+@pytest.fixture
+def short_versions(monkeypatch):
+    monkeypatch.setitem(VERSIONS, "standard", short())
+    monkeypatch.setitem(VERSIONS, "plus", short(restarts=2))
