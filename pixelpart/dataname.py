@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pixelpart.errors import UserError
 
 FOLDER = re.compile(r"folder:(?P<path>.+?)(?:@(?P<size>\d{1,5}))?(?P<skip>\+skip-bad)?")
+SKIP_BAD = "+skip-bad"
+PICTURES = ("tinyimagenet",)  # the sets of the table that are decoded file by file
 SMALLEST, LARGEST = 8, 1024
 
 
@@ -18,7 +20,7 @@ class FolderName:
     skip_bad: bool = False
 
     def __str__(self) -> str:
-        return f"folder:{self.path}@{self.size}{'+skip-bad' if self.skip_bad else ''}"
+        return f"folder:{self.path}@{self.size}{SKIP_BAD if self.skip_bad else ''}"
 
 
 def parse_folder(name: str) -> FolderName | None:
@@ -40,13 +42,16 @@ def is_code(name: str) -> bool:
 
 
 def with_options(name: str, *, size: int | None = None, skip_bad: bool = False) -> str:
-    """`folder:PATH` with what --size and --skip-bad add; these options are for folders alone."""
+    """`folder:PATH` with what --size and --skip-bad add; of other sets, pictures alone can be skipped."""
     if size is None and not skip_bad:
         return name
-    match = FOLDER.fullmatch(name)
+    match, plain = FOLDER.fullmatch(name), name.removesuffix(SKIP_BAD)
+    if plain in PICTURES and size is None:
+        return plain + SKIP_BAD
     if match is None:
-        raise UserError(f"{'--skip-bad' if size is None else '--size'} is for folder:PATH, not for {name!r}")
+        told = "--size is for folder:PATH" if size is not None else f"--skip-bad is for folder:PATH and {PICTURES[0]}"
+        raise UserError(f"{told}, not for {name!r}")
     if size is not None and match["size"] and int(match["size"]) != size:
         raise UserError(f"{name} has a size already, so --size {size} is one too many")
     pixels = f"@{match['size'] or size}" if match["size"] or size is not None else ""
-    return f"folder:{match['path']}{pixels}{'+skip-bad' if skip_bad or match['skip'] else ''}"
+    return f"folder:{match['path']}{pixels}{SKIP_BAD if skip_bad or match['skip'] else ''}"

@@ -22,11 +22,16 @@ def test_a_size_is_needed(name):
         parse_folder(name)
 
 
+TINY = ("tinyimagenet", {"size": 32, "skip_bad": True})
+
+
 def test_options_are_added_once():
     assert with_options("cifar10") == "cifar10"
     assert with_options("folder:x", size=64) == "folder:x@64"
     assert with_options("folder:x@64", size=64, skip_bad=True) == "folder:x@64+skip-bad"
     assert with_options("folder:x@64+skip-bad") == "folder:x@64+skip-bad"
-    for name, options in (("folder:x@32", {"size": 64}), ("cifar10", {"size": 64}), ("", {"skip_bad": True})):
+    assert with_options("tinyimagenet", skip_bad=True) == "tinyimagenet+skip-bad"
+    assert with_options("tinyimagenet+skip-bad", skip_bad=True) == "tinyimagenet+skip-bad"
+    for name, options in (("folder:x@32", {"size": 64}), ("cifar10", {"size": 64}), ("", {"skip_bad": True}), TINY):
         with pytest.raises(UserError, match=r"--size|--skip-bad"):
             with_options(name, **options)

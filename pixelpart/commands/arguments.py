@@ -51,7 +51,7 @@ def add_device_and_root(parser: Any) -> None:
 
 def add_folder_options(parser: Any) -> None:
     parser.add_argument("--size", type=positive, help="of folder:PATH: pixels a side")
-    parser.add_argument("--skip-bad", action="store_true", help="of folder:PATH: leave out files that cannot be used")
+    parser.add_argument("--skip-bad", action="store_true", help="of folder:PATH, tinyimagenet: leave out bad files")
 
 
 def positives(text: str) -> list[int]:

@@ -27,7 +27,7 @@ def train(args: list[str]) -> None:
     running.add_argument(
         "--data", dest="config.dataset", default=argparse.SUPPRESS, metavar="NAME", help="the same as --dataset"
     )
-    running.add_argument("--skip-bad", action="store_true", help="of folder:PATH: leave out files that cannot be used")
+    running.add_argument("--skip-bad", action="store_true", help="of folder:PATH, tinyimagenet: leave out bad files")
     add_device_and_root(running)
     running.add_argument(
         "--plain", action="store_true", help="no compiled and captured step on a GPU: the reference path"

@@ -8,7 +8,7 @@ from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root, home
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
 from pixelpart.data.sets import DataSet, Row
-from pixelpart.dataname import is_code, parse_folder
+from pixelpart.dataname import SKIP_BAD, is_code, parse_folder
 from pixelpart.errors import UserError, choose
 
 SETS: dict[str, DataSet] = {
@@ -88,6 +88,8 @@ def use(name: str) -> str:
 
 def find(name: str) -> DataSet:
     """The set of that name: one of the table, folder:PATH@SIZE, or a module:function that `use` has been told of."""
+    if name == f"tinyimagenet{SKIP_BAD}":
+        return tinyimagenet.without_bad(SETS["tinyimagenet"])
     if (pictures := parse_folder(name)) is not None:
         return folder.data_set(pictures)
     if is_code(name) and name not in OWN:

@@ -24,6 +24,7 @@ from pixelpart.errors import UserError
 
 VERSION = 1  # of what a decoder makes of a picture
 CHUNK = 64  # pictures a task
+SHOWN = 3  # bad files that an error names
 Decoder = Callable[[Path], NDArray[np.uint8]]  # a file as (3, size, size); ValueError tells why it cannot be used
 
 
@@ -112,3 +113,9 @@ def _write(
     finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+def told(bad: list[str]) -> str:
+    """The first few of what is bad, how many more there are, and what can be done."""
+    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    return f"{'; '.join(bad[:SHOWN])}{more} (--skip-bad leaves such files out)"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pixelpart.data.decoded import Decoded, decoded
+from pixelpart.data.decoded import Decoded, decoded, told
 from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root
 from pixelpart.data.picture import read_picture
@@ -24,7 +24,6 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet's photographs: known before a single
 STD = (0.229, 0.224, 0.225)
 TESTS = ("test", "val")
 NOT_PICTURES = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files too
-SHOWN = 3  # bad files that an error names
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,3 @@ def _skipped(name: FolderName, held: Listing, root: Root) -> list[str]:
 
 def _reasons(items: list[tuple[Path, int]], found: Decoded) -> list[str]:
     return [f"{items[number][0]} {why}" for number, why in found.bad.items()]
-
-
-def told(bad: list[str]) -> str:
-    """The first few of what is bad, how many more there are, and what can be done."""
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    return f"{'; '.join(bad[:SHOWN])}{more} (--skip-bad leaves such files out)"

@@ -4,6 +4,7 @@ Le and Yang, "Tiny ImageNet visual recognition challenge", 2015. Labels number t
 numbers. The official test images have no labels and are not used.
 """
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -14,10 +15,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from pixelpart.data.decoded import decoded
+from pixelpart.data.decoded import Decoded, decoded, told
 from pixelpart.data.download import Progress, Unavailable, fetch, quiet
 from pixelpart.data.home import Root, home
 from pixelpart.data.picture import read_picture
+from pixelpart.data.sets import DataSet
 from pixelpart.data.tinyimagenet_classes import NAMES, WNIDS
 from pixelpart.errors import UserError, choose
 
@@ -110,12 +112,49 @@ def _box(words: list[str], source: Path) -> Box:
     return left, top, right, bottom
 
 
-def load(split: str, root: Root = None, progress: Progress = quiet, *, again: bool = False) -> tuple[Tensor, Tensor]:
+def load(
+    split: str, root: Root = None, progress: Progress = quiet, *, again: bool = False, skip_bad: bool = False
+) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, 64, 64), mapped from a file that the first call makes, and labels (n,)."""
     items = listed(split, root)
-    paths = [path for path, _, _ in items]
-    found = decoded(
-        paths,
+    found = _decode(items, split, root, progress, again=again)
+    if found.bad and not skip_bad:
+        raise UserError(told(_reasons(items, found)))
+    return found.images, found.kept(torch.tensor([label for _, label, _ in items]))
+
+
+def boxes(split: str, root: Root = None, *, skip_bad: bool = False) -> Int64[Tensor, "n 4"]:
+    """Where the object is in each image, in the order of `load`: left, top, right, bottom, in pixels."""
+    items = listed(split, root)
+    every = torch.tensor([box for _, _, box in items])
+    return _decode(items, split, root).kept(every) if skip_bad else every
+
+
+def check(root: Root = None, progress: Progress = quiet, *, skip_bad: bool = False) -> str:
+    """Decodes every image anew; UserError where a list, a count or a file is wrong."""
+    for split in COUNTS:
+        load(split, root, progress, again=True, skip_bad=skip_bad)
+    return "verified"
+
+
+def without_bad(entry: DataSet) -> DataSet:
+    """The set without the files that cannot be used."""
+    lenient = {
+        name: functools.partial(function, skip_bad=True)
+        for name, function in (("load", load), ("check", check), ("boxes", boxes))
+    }
+    return dataclasses.replace(entry, skipped=skipped, **lenient)
+
+
+def skipped(root: Root = None) -> list[str]:
+    """The files that cannot be used, each with the reason."""
+    splits = {split: listed(split, root) for split in COUNTS}
+    return [line for split, items in splits.items() for line in _reasons(items, _decode(items, split, root))]
+
+
+def _decode(items: list[Item], split: str, root: Root, progress: Progress = quiet, *, again: bool = False) -> Decoded:
+    return decoded(
+        [path for path, _, _ in items],
         functools.partial(read_picture, size=SIZE, exact=True),
         size=SIZE,
         name=f"tinyimagenet-{split}",
@@ -123,23 +162,10 @@ def load(split: str, root: Root = None, progress: Progress = quiet, *, again: bo
         progress=progress,
         again=again,
     )
-    if found.bad:
-        number, why = next(iter(found.bad.items()))
-        more = f", and {len(found.bad) - 1} more files cannot be used" if len(found.bad) > 1 else ""
-        raise UserError(f"{paths[number]} {why}{more}")
-    return found.images, torch.tensor([label for _, label, _ in items])
 
 
-def boxes(split: str, root: Root = None) -> Int64[Tensor, "n 4"]:
-    """Where the object is in each image, in the order of `load`: left, top, right, bottom, in pixels."""
-    return torch.tensor([box for _, _, box in listed(split, root)])
-
-
-def check(root: Root = None, progress: Progress = quiet) -> str:
-    """Decodes every image anew; UserError where a list, a count or a file is wrong."""
-    for split in COUNTS:
-        load(split, root, progress, again=True)
-    return "verified"
+def _reasons(items: list[Item], found: Decoded) -> list[str]:
+    return [f"{items[number][0]} {why}" for number, why in found.bad.items()]
 
 
 def get(root: Root = None, progress: Progress = quiet) -> Path:

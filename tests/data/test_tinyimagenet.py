@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from pixelpart import data
+from pixelpart import cli, data
+from pixelpart.config import Config
 from pixelpart.data import tinyimagenet
+from pixelpart.engine.sets import settled
 from pixelpart.errors import UserError
 
 WNIDS = tinyimagenet.WNIDS[:3]
@@ -79,6 +82,29 @@ def test_a_damaged_picture_a_wrong_size_and_a_missing_line_are_named(base, tmp_p
     (base / "val" / "val_annotations.txt").write_text("".join(lines[1:]))
     with pytest.raises(UserError, match=rf"test lists 1 images of {WNIDS[2]}, not 2"):
         data.load("tinyimagenet", split="test", root=tmp_path)
+
+
+def test_bad_pictures_are_left_out_when_told_and_counted(base, tmp_path, capsys):
+    whole = {split: data.load("tinyimagenet", split=split, root=tmp_path)[0].clone() for split in ("train", "test")}
+    cut = base / "train" / WNIDS[1] / "images" / f"{WNIDS[1]}_2.JPEG"
+    cut.write_bytes(cut.read_bytes()[:700])
+    Image.new("RGB", (63, 64)).save(base / "val" / "images" / "val_3.JPEG", "jpeg")
+    with pytest.raises(UserError, match=rf"{WNIDS[1]}_2.JPEG cannot be decoded: .*--skip-bad leaves such files"):
+        data.load("tinyimagenet", root=tmp_path)
+    entry = data.find("tinyimagenet+skip-bad")
+    for split, lost, labels in (("train", 6, [0] * 4 + [1] * 3 + [2] * 4), ("test", 3, [2, 0, 1, 2, 0])):
+        images, found = data.load("tinyimagenet+skip-bad", split=split, root=tmp_path)
+        left = [i for i in range(len(whole[split])) if i != lost]
+        assert found.tolist() == labels
+        assert torch.equal(images, whole[split][left])
+        assert torch.equal(entry.boxes(split, tmp_path), data.SETS["tinyimagenet"].boxes(split, tmp_path)[left])
+    row = data.verify("tinyimagenet+skip-bad", root=tmp_path)
+    assert (row.images, row.skipped, row.status) == (16, 2, "verified")
+    assert [line.split()[0] for line in entry.skipped(tmp_path)] == [str(cut), str(base / "val/images/val_3.JPEG")]
+    settings = settled(Config(dataset="tinyimagenet+skip-bad"))  # as a run is started with
+    assert (settings.size, settings.num_classes) == (64, 200)
+    assert cli.main(["data", "verify", "tinyimagenet", "--skip-bad", "--data-root", str(tmp_path)]) == 0
+    assert "2 bad left out" in capsys.readouterr().out
 
 
 def test_a_list_with_other_fields_is_told_by_line(base, tmp_path):
