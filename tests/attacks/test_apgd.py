@@ -6,24 +6,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pixelpart.attacks.apgd import TOWARDS, apgd, apgd_search, dlr_towards
-from pixelpart.attacks.search import spread, targets_of
+from pixelpart.attacks.search import targets_of
 from pixelpart.draws import hashed
 from pixelpart.errors import UserError
 from pixelpart.losses import dlr, margin
+from walks import Watched, begun, walked
 
 KINDS = {"ce": {"loss": "ce"}, "dlr": {"loss": "dlr"}, "dlr-targeted": {"targets": 1}}
 quick = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-class Watched:
-    """A model that keeps the images it is asked about."""
-
-    def __init__(self, net):
-        self.net, self.seen = net.eval().requires_grad_(False), []
-
-    def __call__(self, x):
-        self.seen.append(x.detach().clone())
-        return self.net(x)
 
 
 class Scripted:
@@ -47,19 +37,6 @@ class Scripted:
         self.seen.append(x.detach().clone())
         slope = ((x - x.detach()) * self.ways[number]).flatten(1).sum(1)  # 0, with a gradient
         return self.logits[number] - slope[:, None] * nn.functional.one_hot(self.y, 5)
-
-
-def begun(search, net, x, y, budget, keys=None):
-    """The state of a search before its first step; the target is the likeliest wrong class."""
-    keys = torch.arange(len(x)) if keys is None else keys
-    return search.begin(x, y, spread(budget, x), keys, targets_of(net.eval()(x), y, 0))
-
-
-@torch.no_grad()
-def walked(search, net, state, steps=None):
-    for _ in range(search.steps if steps is None else steps):
-        state = search.advance(net, state)
-    return state
 
 
 def reference(net, x, y, budget, state, *, kind, steps, start=True):

@@ -1,0 +1,32 @@
+"""Auto-PGD as a search, taken step by step, and the radii it is tried with in l2 and l1."""
+
+import torch
+
+from pixelpart.attacks.search import spread, targets_of
+
+NORMS = ["l2", "l1"]
+RADII = {"l2": 0.1, "l1": 0.4}
+
+
+class Watched:
+    """A model that keeps the images it is asked about."""
+
+    def __init__(self, net):
+        self.net, self.seen = net.eval().requires_grad_(False), []
+
+    def __call__(self, x):
+        self.seen.append(x.detach().clone())
+        return self.net(x)
+
+
+def begun(search, net, x, y, budget, keys=None):
+    """The state of a search before its first step; the target is the likeliest wrong class."""
+    keys = torch.arange(len(x)) if keys is None else keys
+    return search.begin(x, y, spread(budget, x), keys, targets_of(net.eval()(x).detach(), y, 0))
+
+
+@torch.no_grad()
+def walked(search, net, state, steps=None):
+    for _ in range(search.steps if steps is None else steps):
+        state = search.advance(net, state)
+    return state
