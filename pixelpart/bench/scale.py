@@ -38,7 +38,7 @@ def bench_scale(
             makers = {}
             for method in METHODS:
                 config = step_config(method, model=model, batch_size=images, steps=steps, precision="bf16")
-                network = models.build(model, num_classes=classes)
+                network = models.build(model, num_classes=classes, size=size)
                 makers[f"{method}, {where}"] = our_maker(
                     config, place, report.note, network=network, size=size, classes=classes
                 )

@@ -139,11 +139,13 @@ def check(root: Root = None, progress: Progress = quiet, *, skip_bad: bool = Fal
 
 def without_bad(entry: DataSet) -> DataSet:
     """The set without the files that cannot be used."""
-    lenient = {
-        name: functools.partial(function, skip_bad=True)
-        for name, function in (("load", load), ("check", check), ("boxes", boxes))
-    }
-    return dataclasses.replace(entry, skipped=skipped, **lenient)
+    return dataclasses.replace(
+        entry,
+        load=functools.partial(load, skip_bad=True),
+        check=functools.partial(check, skip_bad=True),
+        boxes=functools.partial(boxes, skip_bad=True),
+        skipped=skipped,
+    )
 
 
 def skipped(root: Root = None) -> list[str]:

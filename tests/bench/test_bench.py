@@ -70,6 +70,12 @@ def test_scale_varies_batch_size_image_size_and_classes_and_tells_the_share_of_t
         assert share == pytest.approx(1 - at["milliseconds"] / part["milliseconds"])
 
 
+def test_scale_makes_a_transformer_for_every_size(capsys):
+    model = [word if word != "tiny-cnn" else "vit-tiny" for word in TINY]
+    found = json.loads(run(capsys, "scale", *model, "--steps", "1", "--json"))
+    assert len(found["rows"]) == 14
+
+
 def test_autoattack_is_held_against_its_authors_code(capsys, tmp_path, monkeypatch):
     pyautoattack = pytest.importorskip("pyautoattack")
 
