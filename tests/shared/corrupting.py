@@ -1,0 +1,54 @@
+"""Images to corrupt, and what a corruption computes and draws before it is cut down to whole levels."""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from scipy import ndimage
+
+from pixelpart.data.corruptions import CORRUPTIONS
+from pixelpart.data.corruptions.drawing import Draw
+
+
+def photos(n, h=32, w=32):
+    """Smooth noise with edges in it, at all levels."""
+    rng = np.random.default_rng(7)
+    smooth = ndimage.gaussian_filter(rng.normal(size=(n, 3, h, w)), (0, 0, 3, 3))
+    steps = np.sign(ndimage.gaussian_filter(rng.normal(size=(n, 1, h, w)), (0, 0, 4, 4)))
+    level = 128 + 60 * smooth / smooth.std() + 40 * steps + 5 * rng.normal(size=smooth.shape)
+    return torch.from_numpy(np.clip(level, 0, 255).astype(np.uint8))
+
+
+def again(name, severity, n, first=0):
+    """The draws that `corrupt` makes."""
+    return Draw(0, f"corruption/{name}/{severity}", np.arange(first, first + n))
+
+
+def constants(name, severity):
+    return CORRUPTIONS[name].constants[severity - 1]
+
+
+def levels(name, severity, x):
+    """What a corruption computes before it is cut down to whole levels."""
+    return CORRUPTIONS[name].apply(x.numpy(), constants(name, severity), again(name, severity, len(x)))
+
+
+def close(found, expected, atol=1e-3):
+    return np.allclose(found, expected, rtol=0, atol=atol)
+
+
+def to_edge(i, n):
+    return min(max(i, 0), n - 1)
+
+
+def smeared(image, angle, radius, sigma):
+    """Motion blur of one channel, pixel by pixel."""
+    h, w = image.shape
+    kernel = [math.exp(-i * i / (2 * sigma**2)) for i in range(2 * radius + 1)]
+    sin, cos = math.sin(math.radians(angle)), math.cos(math.radians(angle))
+    out = np.zeros((h, w))
+    for row, column, (i, weight) in itertools.product(range(h), range(w), enumerate(kernel)):
+        down, right = math.ceil(i * sin - 0.5), math.ceil(i * cos - 0.5)
+        out[row, column] += weight / sum(kernel) * image[to_edge(row + down, h), to_edge(column + right, w)]
+    return out
