@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pixelpart.errors import UserError
-from pixelpart.types import Labels, Logits, PerSample
+from pixelpart.types import Labels, Logits, PerSample, Probabilities, Targets
 
 
-def ce(logits: Logits, y: Labels) -> PerSample:
-    """Cross-entropy: -log p_y."""
+def ce(logits: Logits, y: Targets) -> PerSample:
+    """Cross-entropy: -log p_y, or -sum_k y_k log p_k where y are probabilities."""
     return F.cross_entropy(logits, y, reduction="none")
 
 
@@ -46,6 +46,22 @@ def without(logits: Logits, y: Labels) -> Logits:
     """The logits with class y at -inf, so that a maximum or a logsumexp runs over the others."""
     classes = torch.arange(logits.shape[1], device=logits.device)
     return logits.masked_fill(classes == y[:, None], -torch.inf)
+
+
+def one_hot(y: Labels, classes: int, *, dtype: torch.dtype = torch.float32) -> Probabilities:
+    """The probabilities that labels stand for: 1 for class y, 0 for the others."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
+
+
+def likeliest(y: Targets) -> Labels:
+    """The label, or the class of the largest probability."""
+    return y.argmax(1) if y.is_floating_point() else y
+
+
+def smoothed(y: Targets, smoothing: float, classes: int, *, dtype: torch.dtype = torch.float32) -> Probabilities:
+    """Label smoothing (Szegedy et al. 2016): (1 - s) y + s / k."""
+    sure = y if y.is_floating_point() else one_hot(y, classes, dtype=dtype)
+    return (1 - smoothing) * sure + smoothing / classes
 
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]

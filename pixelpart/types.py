@@ -8,6 +8,8 @@ from torch import Tensor
 Images = Float[Tensor, "b c h w"]  # pixels in [0, 1]
 Labels = Integer[Tensor, " b"]  # class numbers
 Logits = Float[Tensor, "b k"]
+Probabilities = Float[Tensor, "b k"]  # >= 0, and 1 in sum over the classes
+Targets = Labels | Probabilities  # what a prediction should be: a label stands for probability 1
 PerSample = Float[Tensor, " b"]
 Flags = Bool[Tensor, " b"]
 Activations = Float[Tensor, "b f u v"]  # what `model.features` returns

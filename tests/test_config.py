@@ -2,19 +2,31 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pixelpart.config import Config, config_from, differing_fields, parse_fraction, read_config, write_fraction
+from pixelpart.config import (
+    ADDED,
+    Config,
+    config_from,
+    differing_fields,
+    flat,
+    parse_fraction,
+    read_config,
+    write_fraction,
+)
 from pixelpart.errors import UserError
 
+ROOT = Path(__file__).parents[1]
 EPS = st.one_of(
     st.floats(0, 1),
     st.integers(0, 255).map(lambda level: level / 255),
@@ -100,6 +112,25 @@ def test_the_hash_depends_on_content_and_not_on_how_it_was_written(tmp_path):
 )
 def test_every_field_is_part_of_the_hash(change):
     assert Config(**change).hash() != Config().hash()
+
+
+@pytest.mark.parametrize("run", sorted((ROOT / "results").glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_a_run_of_before_still_has_the_hash_that_its_log_names(run):
+    """Fields that came later are not in its config, and leave its name alone."""
+    logged = re.search(r"config ([0-9a-f]{16})$", (run.parent / "log.txt").read_text(), flags=re.M)
+    assert read_config(run).hash() == logged[1]
+
+
+@pytest.mark.parametrize(
+    "change", [{"objective": {"smoothing": 0.1}}, {"awp": {"gamma": 0.01}}, {"optim": {"clip": 1}}, {"eps_ramp": 1}]
+)
+def test_a_field_that_came_later_is_in_the_hash_where_it_is_used(change):
+    assert Config(**change).hash() != Config().hash()
+
+
+def test_the_fields_that_came_later_have_the_values_that_count_as_unused():
+    plain = flat(Config())
+    assert {name: plain[name] for name in ADDED} == ADDED
 
 
 def test_the_hash_is_the_same_in_every_process():

@@ -51,6 +51,7 @@ OTHERS = {
     "--burn-in.objective": ("at", "at"),
     "--objective.name": ("mart", "mart"),
     "--objective.beta": ("3", 3.0),
+    "--objective.smoothing": ("0.1", 0.1),
     "--optim.lr": ("1e-1", 0.1),
     "--optim.momentum": ("0.5", 0.5),
     "--optim.weight-decay": ("5e-4", 5e-4),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelpart.errors import UserError
-from pixelpart.losses import LOSSES, at_class, ce, dlr, kl, margin, without
+from pixelpart.losses import LOSSES, at_class, ce, dlr, kl, likeliest, margin, one_hot, smoothed, without
 
 
 def draw(seed, b=6, k=5):
@@ -46,6 +46,26 @@ def test_every_loss_equals_a_loop_over_samples(seed, k):
         assert margin(z, y)[i].item() == pytest.approx(lead)
         assert dlr(z, y)[i].item() == pytest.approx(lead / (ranked[0] - ranked[2]))
         assert kl(z, other)[i].item() == pytest.approx(sum(b * math.log(b / a) for a, b in zip(p, q, strict=True)))
+
+
+def test_targets_by_hand():
+    """p = (1/2, 1/4, 1/4), of which the target has (1/2, 1/2, 0)."""
+    z = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    half = torch.tensor([[0.5, 0.5, 0.0]])
+    assert ce(z, half).tolist() == pytest.approx([1.5 * math.log(2)])
+    y = torch.tensor([2, 0])
+    assert one_hot(y, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert smoothed(y, 0.3, 3).tolist() == [pytest.approx([0.1, 0.1, 0.8]), pytest.approx([0.8, 0.1, 0.1])]
+    assert smoothed(half, 0.3, 3).tolist() == [pytest.approx([0.45, 0.45, 0.1])]
+    assert likeliest(smoothed(y, 0.3, 3)).tolist() == likeliest(y).tolist() == [2, 0]
+
+
+def test_a_label_is_a_probability_of_one_and_smoothing_of_zero_is_none():
+    z, y = draw(8)
+    sure = one_hot(y, 5, dtype=z.dtype)
+    torch.testing.assert_close(ce(z, sure), ce(z, y))
+    assert torch.equal(smoothed(y, 0.0, 5, dtype=z.dtype), sure)
+    assert torch.equal(ce(z, y), F.cross_entropy(z, y, reduction="none"))
 
 
 def test_dlr_equals_the_published_form_with_sorted_logits():

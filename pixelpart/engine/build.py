@@ -17,10 +17,11 @@ from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.frozen import PRECISIONS
+from pixelpart.losses import smoothed
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.run import build_model
-from pixelpart.types import BudgetMap, Heatmap
+from pixelpart.types import BudgetMap, Heatmap, Images, Model, Targets
 
 TARGETS = ("predicted", "label")
 
@@ -47,7 +48,9 @@ class Phase:
     start: str  # the kind of start
     starts: int  # start images for each image
     compares_logits: bool  # the attack moves away from the clean logits (KL), not from the label
-    objective: Callable[..., Tensor]  # objective(model, x, x_adv, y) -> loss
+    compares_targets: bool  # of mixed images the attack is told each class's share, not only the label of the largest
+    objective: Callable[..., Tensor]  # objective(model, x, x_adv, target) -> loss
+    classes: int
     mask: Mask | None = None
     awp: float = 0.0  # how far the weights are perturbed, as a share of their norms
 
@@ -91,38 +94,48 @@ def scaled(phase: Phase, share: float) -> Phase:
 
 def build(config: Config) -> Plan:
     """The functions and the model that a config names; a name that is not there is a UserError with the choices."""
-    size = find(config.dataset).size
+    dataset = find(config.dataset)
     choose(OPTIMIZERS, config.optim.name, "optimizer")
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
     choose(PRECISIONS, config.precision, "precision")
     burn_in = config.burn_in.objective if config.burn_in.objective != "same" else config.objective.name
     model = build_model(config)
+    phase = functools.partial(_phase, config, dataset.num_classes)
     return Plan(
         config,
         model,
-        burn_in=_phase(
-            config, "burn-in", burn_in, eps=config.eps if config.burn_in.eps == "same" else config.burn_in.eps
-        ),
-        main=_phase(config, "mask", config.objective.name, eps=config.eps, mask=_mask(config, model, size)),
+        burn_in=phase("burn-in", burn_in, eps=config.eps if config.burn_in.eps == "same" else config.burn_in.eps),
+        main=phase("mask", config.objective.name, eps=config.eps, mask=_mask(config, model, dataset.size)),
     )
 
 
-def _phase(config: Config, name: str, objective: str, *, eps: float, mask: Mask | None = None) -> Phase:
+def _phase(config: Config, classes: int, name: str, objective: str, *, eps: float, mask: Mask | None = None) -> Phase:
     method = choose(OBJECTIVES, objective, "objective")
     attack = choose(ATTACKS, config.attack.name, "attack")
-    loss = {"loss": method.inner} if attack.takes_loss else {}
+    inner = {"loss": method.inner} if attack.takes_loss else {}
+    loss = functools.partial(method.loss, beta=config.objective.beta) if method.weighted else method.loss
+    smoothing = config.objective.smoothing
     return Phase(
         name="plain" if name == "mask" and mask is None else name,
         eps=eps,
         middle=(config.eps + config.eps_low) / 2 if mask and config.eps_low < config.eps else 0.0,
-        attack=functools.partial(attack.run, step_size=config.attack.step_size, steps=config.attack.steps, **loss),
+        attack=functools.partial(attack.run, step_size=config.attack.step_size, steps=config.attack.steps, **inner),
         start=method.start,
         starts=attack.starts,
         compares_logits=attack.takes_loss and method.inner == "kl",
-        objective=functools.partial(method.loss, beta=config.objective.beta) if method.weighted else method.loss,
+        compares_targets=attack.takes_loss and method.inner == "ce",
+        objective=functools.partial(_softened, loss, smoothing, classes) if smoothing else loss,
+        classes=classes,
         mask=mask,
     )
+
+
+def _softened(
+    loss: Callable[..., Tensor], smoothing: float, classes: int, model: Model, x: Images, x_adv: Images, y: Targets
+) -> Tensor:
+    """The loss against smoothed targets, which neither the attack nor the mask gets to see."""
+    return loss(model, x, x_adv, smoothed(y, smoothing, classes, dtype=x.dtype))
 
 
 def _mask(config: Config, model: Classifier, size: int) -> Mask | None:

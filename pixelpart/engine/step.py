@@ -15,7 +15,8 @@ from pixelpart.data import augment
 from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
 from pixelpart.frozen import Frozen
-from pixelpart.types import Activations, Budget, Images, Labels, Logits, Map
+from pixelpart.losses import likeliest, one_hot
+from pixelpart.types import Activations, Budget, Images, Labels, Logits, Map, Targets
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,30 @@ class Clean:
 
 def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
     """Crafts adversarial examples inside the budget, takes one descent step on them, and adds to the epoch's tally."""
-    x = augment.apply(inputs.augmentation, inputs.images).contiguous(memory_format=torch.channels_last)
-    y = inputs.labels
+    x = augment.picture(inputs.augmentation, inputs.images).contiguous(memory_format=torch.channels_last)
+    target = shown(phase, x, inputs)
+    y = likeliest(target)
     model = learner.freeze()  # eval mode, the weights as they are now
     clean = look(model, x) if phase.looks else None
 
-    budget, dead = pixel_budget(learner, model, phase, x, clean, inputs)  # Algorithm 1
+    budget, dead = pixel_budget(learner, model, phase, x, y, clean, inputs)  # Algorithm 1
     start = start_points(x, budget, inputs.noise, kind=phase.start)
-    away_from = clean.logits if clean is not None and phase.compares_logits else y
+    away_from = target if phase.compares_targets else y
+    if clean is not None and phase.compares_logits:
+        away_from = clean.logits
     x_adv = phase.attack(model, x, away_from, budget, start=start)  # Algorithm 2
 
-    loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, y), awp=phase.awp)  # Algorithm 3, line 8
+    # Algorithm 3, line 8
+    loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, target), awp=phase.awp)
     learner.tally.add(loss, budget, dead, n=len(y), middle=phase.middle)
+
+
+def shown(phase: Phase, x: Images, inputs: StepInputs) -> Targets:
+    """What each image is of: its label, or where images are mixed the share of its pixels that each class has."""
+    if inputs.augmentation.mix is None:
+        return inputs.labels
+    labels = one_hot(inputs.labels, phase.classes, dtype=x.dtype)
+    return augment.mixed(inputs.augmentation, labels, (x.shape[-2], x.shape[-1]))
 
 
 def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tensor:
@@ -68,12 +81,12 @@ def look(model: Frozen, x: Images) -> Clean:
 
 @torch.no_grad()
 def pixel_budget(
-    learner: Learner, model: Frozen, phase: Phase, x: Images, clean: Clean | None, inputs: StepInputs
+    learner: Learner, model: Frozen, phase: Phase, x: Images, y: Labels, clean: Clean | None, inputs: StepInputs
 ) -> tuple[Budget, Tensor]:
     """How far each pixel may move, and how many images have a dead map.
 
     A fresh map is read off the very images that are attacked. A stored one belongs to the picture before augmentation
-    and moves with it; the crop's padding, which it does not know, gets eps.
+    and moves with it; padding and what is cut out, which it does not know, get eps.
     """
     mask, size = phase.mask, (x.shape[-2], x.shape[-1])
     if mask is None:
@@ -83,7 +96,7 @@ def pixel_budget(
         heat = masks.upscale(inputs.maps, size)
         return augment.apply(inputs.augmentation, mask.budget(heat), fill=phase.eps), masks.dead(heat).sum()
     assert clean is not None
-    heat = masks.upscale(class_map(learner, model, phase, x, inputs.labels, clean), size)
+    heat = masks.upscale(class_map(learner, model, phase, x, y, clean), size)
     return mask.budget(heat), masks.dead(heat).sum()
 
 

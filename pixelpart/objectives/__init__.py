@@ -12,7 +12,7 @@ from pixelpart.objectives.trades import trades
 
 @dataclass(frozen=True)
 class Objective:
-    loss: Callable[..., Tensor]  # loss(model, x, x_adv, y), with beta=... if weighted
+    loss: Callable[..., Tensor]  # loss(model, x, x_adv, y), y labels or probabilities, with beta=... if weighted
     inner: str  # the inner attack's loss, a name in losses.LOSSES
     start: str  # the inner attack's start
     weighted: bool = True  # whether the loss takes a beta

@@ -3,17 +3,25 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.losses import at_class, ce, kl, without
-from pixelpart.types import Images, Labels, Logits, Model, PerSample
+from pixelpart.losses import at_class, ce, kl, likeliest, without
+from pixelpart.types import Images, Labels, Logits, Model, PerSample, Targets
 
 
-def mart(model: Model, x: Images, x_adv: Images, y: Labels, *, beta: float = 6.0) -> Float[Tensor, ""]:
-    """mean[-log p_y(x_adv) - log(1 - max_{k != y} p_k(x_adv))] + beta mean[KL(p(x) || p(x_adv)) (1 - p_y(x))]."""
+def mart(model: Model, x: Images, x_adv: Images, y: Targets, *, beta: float = 6.0) -> Float[Tensor, ""]:
+    """mean[-log p_y(x_adv) - log(1 - max_{k != y} p_k(x_adv))] + beta mean[KL(p(x) || p(x_adv)) (1 - p_y(x))].
+
+    Where y are probabilities: -sum_k y_k log p_k, sum_k y_k p_k, and the other classes than the likeliest of y.
+    """
     # two forwards, clean first: one joint batch would mix their batch-norm statistics
     clean = model(x)
     adv = model(x_adv)
-    unsure = -at_class(clean.log_softmax(1), y).expm1()
-    return (ce(adv, y) + runner_up(adv, y)).mean() + beta * (kl(adv, clean) * unsure).mean()
+    return (ce(adv, y) + runner_up(adv, likeliest(y))).mean() + beta * (kl(adv, clean) * unsure(clean, y)).mean()
+
+
+def unsure(logits: Logits, y: Targets) -> PerSample:
+    """1 - p_y, or sum_k y_k (1 - p_k), without the rounding of a p close to 1."""
+    log_p = logits.log_softmax(1)
+    return -(y * log_p.expm1()).sum(1) if y.is_floating_point() else -at_class(log_p, y).expm1()
 
 
 def runner_up(logits: Logits, y: Labels) -> PerSample:

@@ -4,10 +4,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelpart.losses import ce, kl
-from pixelpart.types import Images, Labels, Model
+from pixelpart.types import Images, Model, Targets
 
 
-def trades(model: Model, x: Images, x_adv: Images, y: Labels, *, beta: float = 6.0) -> Float[Tensor, ""]:
+def trades(model: Model, x: Images, x_adv: Images, y: Targets, *, beta: float = 6.0) -> Float[Tensor, ""]:
     """mean[-log p_y(x)] + beta mean[KL(p(x) || p(x_adv))]; gradient flows through both predictions."""
     # two forwards, clean first: one joint batch would mix their batch-norm statistics
     clean = model(x)

@@ -39,6 +39,27 @@ def test_beta_reaches_the_losses_that_have_one():
     assert plan("trades", objective={"beta": 2.5}).main.objective.keywords == {"beta": 2.5}
 
 
+def test_the_loss_sees_smoothed_labels_and_the_attack_does_not():
+    def loss(method, smoothing, y):
+        phase = plan(method, objective={"smoothing": smoothing}).main
+        assert phase.attack.keywords == plan(method).main.attack.keywords
+        return phase.objective(lambda x: x.flatten(1), x, x_adv, y)
+
+    x, x_adv = torch.randn(2, 4, 10, 1, 1, dtype=torch.float64)
+    y = torch.tensor([3, 0, 0, 9])
+    spread = 0.8 * torch.eye(10, dtype=torch.float64)[y] + 0.02
+    for method, function in (("at", at), ("trades", trades), ("mart", mart)):
+        assert torch.equal(loss(method, 0.2, y), function(lambda x: x.flatten(1), x, x_adv, spread))
+        assert torch.equal(loss(method, 0.0, y), function(lambda x: x.flatten(1), x, x_adv, y))
+        assert loss(method, 0.2, y) != loss(method, 0.0, y)
+
+
+def test_only_a_cross_entropy_is_told_the_shares_of_a_mixed_image():
+    assert [plan(method).main.compares_targets for method in ("at", "trades", "mart")] == [True, False, True]
+    assert not plan("at", attack={"name": "mma"}).main.compares_targets
+    assert plan("at").main.classes == 10
+
+
 def test_only_the_part_methods_have_a_mask_and_no_burn_in_has_one():
     assert plan("at").main.mask is None
     assert plan("at").main.name == "plain"
@@ -108,12 +129,12 @@ def test_another_attack_takes_the_same_settings_but_no_inner_loss():
     [
         ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
         ({"model": "resnet50"}, "unknown model 'resnet50'; choose from deit-small, preactresnet18, resnet18, "),
-        ({"augment": "mixup"}, "unknown augmentation 'mixup'; choose from crop-flip, none"),
+        ({"augment": "mixup"}, "unknown augmentation 'mixup'; choose from crop-flip, .*idbh, none"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; choose from .*fp32"),
         ({"attack": {"name": "fgsm"}}, "unknown attack 'fgsm'; choose from mma, pgd"),
         ({"objective": {"name": "awp"}}, "unknown objective 'awp'; choose from at, mart, trades"),
         ({"burn_in": {"objective": "awp"}}, "unknown objective 'awp'; choose from at, mart, trades"),
-        ({"optim": {"schedule": "cosine"}}, "unknown schedule 'cosine'; choose from constant, cyclic, step"),
+        ({"optim": {"schedule": "linear"}}, "unknown schedule 'linear'; choose from constant, cosine, cyclic, step"),
         ({"mask": {"rule": "median"}}, "unknown mask.rule 'median'; choose from mean, none, official, quantile"),
         ({"mask": {"rule": "quantile:2"}}, "'2' is not a quantile"),
         ({"mask": {"rule": "mean:2"}}, "rule 'mean' takes no number"),

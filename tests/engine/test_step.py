@@ -1,6 +1,8 @@
 """The step against a plain loop: no folding, no shortcut, no shared forward; maps one image at a time."""
 
 import copy
+import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -50,6 +52,30 @@ def move(image, top, left, flip, fill):
     return padded.flip(-1) if flip else padded
 
 
+def framed(params, pictures, fill):
+    """What is cut out or comes from the neighbour, pixel by pixel."""
+
+    def holds(box, i, r, s):
+        return abs(r + 0.5 - 32 * box.y[i]) < 16 * box.height[i] and abs(s + 0.5 - 32 * box.x[i]) < 16 * box.width[i]
+
+    before, out = torch.stack(pictures), torch.stack(pictures)
+    own = torch.ones(len(out), 32, 32)
+    for i, r, s in itertools.product(range(len(out)), range(32), range(32)):
+        if params.erase is not None and holds(params.erase, i, r, s):
+            out[i, :, r, s] = fill
+        if params.mix is not None and holds(params.mix.box, i, r, s):
+            out[i, :, r, s] = before[i ^ 1, :, r, s]
+            own[i, r, s] = 0
+    return out, own.mean((1, 2)).double()
+
+
+def moved(params, images, fill):
+    """The images after crop, flip and boxes, and the share of each that is its own."""
+    return framed(
+        params, [move(i, *p, fill) for i, *p in zip(images, params.top, params.left, params.flip, strict=True)], fill
+    )
+
+
 def reference_budget(model, x, y, kind, predicted=True):
     """GradCAM by autograd, one image at a time, then `heat > mean keeps eps`."""
     rows = []
@@ -68,12 +94,15 @@ def reference_budget(model, x, y, kind, predicted=True):
     return torch.stack(rows)
 
 
-def reference_step(model, momentum, average, method, inputs, *, steps=5):
-    params = inputs.augmentation
-    x = torch.stack(
-        [move(i, *p, 0.0) for i, *p in zip(inputs.images, params.top, params.left, params.flip, strict=True)]
-    )
-    y = inputs.labels
+def cross_entropy(logits, target):
+    return -(target * logits.log_softmax(1)).sum(1)
+
+
+def reference_step(model, momentum, average, method, inputs, *, steps=5, smoothing=0.0):
+    x, own = moved(inputs.augmentation, inputs.images, 0.0)
+    own, labels = own[:, None], F.one_hot(inputs.labels, 10).double()
+    shares = own * labels + (1 - own) * labels[[i ^ 1 for i in range(len(x))]]
+    target, y = (1 - smoothing) * shares + smoothing / 10, shares.argmax(1)
     model.eval()
     budget = reference_budget(model, x, y, method) if method.startswith("part") else torch.full_like(x[:, :1], EPS)
     family = {"at": "at", "part": "at", "trades": "trades", "part-t": "trades", "mart": "mart", "part-m": "mart"}[
@@ -86,24 +115,24 @@ def reference_step(model, momentum, average, method, inputs, *, steps=5):
         if family == "trades":
             loss = F.kl_div(F.log_softmax(model(x_adv), 1), F.softmax(model(x), 1), reduction="sum")
         else:
-            loss = F.cross_entropy(model(x_adv), y, reduction="sum")
+            loss = cross_entropy(model(x_adv), shares).sum()
         loss.backward()
         delta = torch.clamp(x_adv.detach() + STEP * x_adv.grad.sign() - x, -budget, budget)
         x_adv = (x + delta).clamp(0, 1)
     model.train()
     model.zero_grad()
     if family == "at":
-        loss = F.cross_entropy(model(x_adv), y)
+        loss = cross_entropy(model(x_adv), target).mean()
     else:
         clean, adv = model(x), model(x_adv)
         p, q = clean.softmax(1), adv.softmax(1)
         kl = (p * (p.log() - q.log())).sum(1)
         if family == "trades":
-            loss = F.cross_entropy(clean, y) + 6 * kl.mean()
+            loss = cross_entropy(clean, target).mean() + 6 * kl.mean()
         else:
-            p_y, q_y = p[range(len(y)), y], q[range(len(y)), y]
             other = q.masked_fill(F.one_hot(y, 10).bool(), 0).max(1).values
-            loss = (-q_y.log() - (1 - other).log()).mean() + 6 * (kl * (1 - p_y)).mean()
+            certain = (target * p).sum(1)
+            loss = (cross_entropy(adv, target) - (1 - other).log()).mean() + 6 * (kl * (1 - certain)).mean()
     loss.backward()
     with torch.no_grad():
         for parameter, buffer in zip(model.parameters(), momentum, strict=True):
@@ -114,17 +143,21 @@ def reference_step(model, momentum, average, method, inputs, *, steps=5):
     return loss.item(), budget
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_three_steps_equal_a_plain_loop(method):
-    plan = plan_for(method)
+RECIPES = [(method, "crop-flip", 0.0) for method in METHODS]
+RECIPES += [(method, "crop-flip-cutmix", 0.1) for method in METHODS] + [("part", "crop-flip-cutout", 0.2)]
+
+
+@pytest.mark.parametrize(("method", "kind", "smoothing"), RECIPES)
+def test_three_steps_equal_a_plain_loop(method, kind, smoothing):
+    plan = plan_for(method, objective={"smoothing": smoothing})
     learner = learner_for(plan)
     model, average = copy.deepcopy(learner.model), copy.deepcopy(learner.average.model)
     momentum = [torch.zeros_like(p) for p in model.parameters()]
     losses, budgets = [], []
     for i in range(3):
-        inputs = some_inputs(start=plan.main.start, seed=i)
+        inputs = some_inputs(start=plan.main.start, seed=i, kind=kind)
         train_step(learner, plan.main, inputs)
-        loss, budget = reference_step(model, momentum, average, method, inputs)
+        loss, budget = reference_step(model, momentum, average, method, inputs, smoothing=smoothing)
         losses.append(loss)
         budgets.append(budget)
     for mine, theirs in ((learner.model, model), (learner.average.model, average)):
@@ -149,28 +182,49 @@ def test_label_as_target_changes_the_budget_of_misclassified_images():
     assert learner.tally.read()["budget"] / 6 == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_stored_map_moves_with_its_image_and_padding_gets_eps():
+def attacked(learner, phase, inputs):
+    """What the attack was given: its target and its budget."""
+    seen = {}
+
+    def spy(model, x, target, budget, **rest):
+        seen.update(target=target, budget=budget)
+        return phase.attack(model, x, target, budget, **rest)
+
+    train_step(learner, dataclasses.replace(phase, attack=spy), inputs)
+    return seen["target"], seen["budget"]
+
+
+def test_of_mixed_images_an_attack_on_margins_and_the_map_of_the_label_see_the_larger_parts_class():
+    overrides = {"mask": {"rule": "mean", "target": "label"}}
+    plan = plan_for("part", attack={"name": "mma", "steps": 1, "step_size": "3/255"}, **overrides)
+    learner, inputs = learner_for(plan), some_inputs(kind="crop-flip-cutmix", seed=3)
+    model = copy.deepcopy(learner.model).eval()
+    noise = torch.stack([inputs.noise] * 3)
+    target, budget = attacked(learner, plan.main, dataclasses.replace(inputs, noise=noise))
+    x, own = moved(inputs.augmentation, inputs.images, 0.0)
+    larger = torch.where(own > 0.5, inputs.labels, inputs.labels[[1, 0, 3, 2, 5, 4]])
+    assert torch.equal(target, larger)
+    assert not torch.equal(larger, inputs.labels)
+    expected = reference_budget(model, x, larger.tolist(), "part", predicted=False)
+    assert torch.allclose(budget.double(), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["crop-flip", "crop-flip-cutout", "crop-flip-cutmix"])
+def test_a_stored_map_moves_with_its_image_and_what_it_does_not_know_gets_eps(kind):
     plan = plan_for("part", mask={"rule": "mean", "every": 1})
     learner = learner_for(plan)
     maps = torch.rand(6, 8, 8, generator=draws.generator(5, "maps")).double()
-    inputs = some_inputs(maps=maps)
-    seen = {}
-    attack = plan.main.attack
-
-    def spy(model, x, y, budget, **rest):
-        seen["budget"] = budget
-        return attack(model, x, y, budget, **rest)
-
-    train_step(learner, type(plan.main)(**(vars(plan.main) | {"attack": spy})), inputs)
-    params = inputs.augmentation
+    inputs = some_inputs(maps=maps, kind=kind)
+    _, budget = attacked(learner, plan.main, inputs)
+    still = []
     for i in range(6):
         low, high = maps[i].min(), maps[i].max()
         heat = F.interpolate(((maps[i] - low) / (high - low))[None, None], (32, 32), mode="bicubic", antialias=True)[
             0
         ].clamp(0, 1)
-        still = torch.where(heat > heat.mean(), EPS, LOW).double()
-        expected = move(still, params.top[i], params.left[i], params.flip[i], EPS)
-        assert torch.allclose(seen["budget"][i].double(), expected, atol=1e-7)
+        still.append(torch.where(heat > heat.mean(), EPS, LOW).double())
+    expected, _ = moved(inputs.augmentation, still, EPS)
+    assert torch.allclose(budget.double(), expected, atol=1e-7)
 
 
 def test_dead_maps_get_eps_and_are_counted():
@@ -193,12 +247,14 @@ def test_another_layer_than_the_last_gives_a_finer_map():
     assert 0 < learner.tally.read()["high"] / 6 < 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_step_never_waits_for_the_device(method):
+@pytest.mark.parametrize(
+    ("method", "kind"), [(m, "crop-flip") for m in METHODS] + [("part-m", kind) for kind in augment.AUGMENTS]
+)
+def test_step_never_waits_for_the_device(method, kind):
     """Fake tensors have no values: reading one, or branching on one, raises."""
-    plan = plan_for(method)
+    plan = plan_for(method, objective={"smoothing": 0.1})
     learner = Learner(plan.model, plan.config, torch.device("cpu"))
-    inputs = some_inputs(start=plan.main.start)
+    inputs = some_inputs(start=plan.main.start, kind=kind)
     inputs = StepInputs(inputs.images.float(), inputs.labels, inputs.augmentation, inputs.noise.float())
     with FakeTensorMode(allow_non_fake_inputs=True):
         train_step(learner, plan.main, inputs)

@@ -25,6 +25,16 @@ def test_mart_by_hand(from_logits):
     assert from_logits(mart, clean, adv, torch.tensor([0]), beta=2.0).item() == pytest.approx(expected)
 
 
+def test_mart_of_a_mixed_image_by_hand(from_logits):
+    """p = (.5, .25, .25), q = (.25, .5, .25), target (.75, .25, 0): the label is 0, the likeliest other class 1."""
+    clean, adv = (torch.tensor([v], dtype=torch.float64).log() for v in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
+    target = torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64)
+    boosted = 0.75 * math.log(4) + 0.25 * math.log(2) + math.log(2)
+    sure = 0.75 * 0.5 + 0.25 * 0.25
+    expected = boosted + 2.0 * 0.25 * math.log(2) * (1 - sure)
+    assert from_logits(mart, clean, adv, target, beta=2.0).item() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("beta", "k"), [(6.0, 10), (0.0, 4), (5.0, 2), (6.0, 200)])
 def test_mart_equals_the_formula_written_with_probabilities(beta, k, from_logits, draw_logits):
     clean, adv, y = draw_logits(1, k=k, scale=2.0)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pixelpart.losses import LOSSES
+from pixelpart.losses import LOSSES, one_hot
 from pixelpart.objectives import OBJECTIVES
 
 pytestmark = pytest.mark.parametrize("objective", [pytest.param(entry, id=name) for name, entry in OBJECTIVES.items()])
@@ -55,6 +55,15 @@ def test_the_mode_of_the_model_is_used_and_kept(objective):
         assert model.training == mode
         assert mode or all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert losses[0] != losses[1]
+
+
+def test_a_label_and_its_probabilities_give_the_same_loss_and_gradients(objective):
+    x, x_adv, y = (tensor.double() if tensor.is_floating_point() else tensor for tensor in batch())
+    model = network().double().eval()
+    losses = [objective.loss(model, x, x_adv, target) for target in (y, one_hot(y, 5, dtype=x.dtype))]
+    torch.testing.assert_close(*losses)
+    for mine, theirs in zip(*(torch.autograd.grad(loss, model.parameters()) for loss in losses), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize("classes", [2, 200])

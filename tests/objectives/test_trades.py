@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,3 +38,11 @@ def test_trades_equals_the_published_formula_in_value_and_gradient(beta, k, from
 def test_beta_is_six_unless_told(from_logits, draw_logits):
     clean, adv, y = draw_logits(2)
     assert torch.equal(from_logits(trades, clean, adv, y), from_logits(trades, clean, adv, y, beta=6.0))
+
+
+def test_trades_of_a_mixed_image_by_hand(from_logits):
+    """p = (.5, .5), q = (.25, .75), target (.75, .25)."""
+    clean, adv = (torch.tensor([v], dtype=torch.float64).log() for v in ([0.5, 0.5], [0.25, 0.75]))
+    target = torch.tensor([[0.75, 0.25]], dtype=torch.float64)
+    divergence = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert from_logits(trades, clean, adv, target, beta=3.0).item() == pytest.approx(math.log(2) + 3 * divergence)
