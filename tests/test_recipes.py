@@ -3,6 +3,7 @@
 import pytest
 
 from pixelpart import recipes
+from pixelpart.config import differing_fields
 from pixelpart.errors import UserError
 from pixelpart.recipes import RECIPES
 
@@ -84,6 +85,34 @@ def test_the_fast_siblings_are_short_cyclic_and_averaged(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_the_strong_siblings_have_all_that_helps(method):
+    objective, _ = METHODS[method]
+    expected = common(method, burn_in=20) | {
+        "recipe": f"cifar10-{method}-strong",
+        "dataset": "cifar10",
+        "augment": "idbh",
+        "holdout": 1024,
+        "model": "resnet18",
+        "epochs": 80,
+        "batch_size": 128,
+        "attack": {"name": "pgd", "steps": 10, "step_size": "2/255"},
+        "objective": {"name": objective, "beta": 6.0, "smoothing": 0.1},
+        "optim": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine", "warmup": 0.05},
+        "awp": {"gamma": 0.01 if objective == "at" else 0.005, "after": 10},
+        "ema": 0.999,
+    }
+    assert without_new_fields(RECIPES[f"cifar10-{method}-strong"](), expected) == expected
+
+
+def test_all_that_makes_a_recipe_strong_can_be_switched_off():
+    """Without it, and at the rate of the fast sibling, the two are one run but for their length."""
+    off = {"objective": {"smoothing": 0}, "awp": {"gamma": 0, "after": 0}, "augment": "crop-flip", "ema": 0}
+    weak = recipes.cifar10_part_strong(**off, optim={"schedule": "cyclic", "warmup": 0.4})
+    left = differing_fields(weak, recipes.cifar10_part_fast(ema=0))
+    assert [line.split(":")[0] for line in left] == ["recipe", "epochs", "burn_in.epochs"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_the_shapes_recipes_are_the_same_methods_on_the_embedded_set(method):
     expected = common(method, burn_in=3) | {"recipe": f"shapes-{method}", "dataset": "shapes", "model": "tiny-cnn"}
     assert without_new_fields(RECIPES[f"shapes-{method}"](), expected) == expected
@@ -110,7 +139,7 @@ def test_the_papers_other_sets_have_the_papers_settings(dataset, method):
 def test_every_recipe_is_named_after_itself_and_no_two_are_the_same_run():
     configs = [make() for make in RECIPES.values()]
     assert [config.recipe for config in configs] == list(RECIPES)
-    assert len({config.hash() for config in configs}) == len(RECIPES) == 36
+    assert len({config.hash() for config in configs}) == len(RECIPES) == 42
 
 
 def test_a_method_differs_from_its_plain_sibling_in_mask_and_burn_in_alone():
