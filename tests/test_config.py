@@ -108,6 +108,9 @@ def test_the_hash_depends_on_content_and_not_on_how_it_was_written(tmp_path):
         {"init_from": "runs/a@20"},
         {"ema": 0.5},
         {"holdout": 0},
+        {"awp": {"gamma": 0.01}},
+        {"optim": {"name": "adamw"}},
+        {"optim": {"clip": 1.0}},
     ],
 )
 def test_every_field_is_part_of_the_hash(change):

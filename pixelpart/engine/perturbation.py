@@ -20,10 +20,12 @@ def perturbed(model: nn.Module, objective: Callable[[], Tensor], *, gamma: float
     if gamma == 0:
         yield
         return
-    weights: list[Tensor] = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    weights: list[Tensor] = [
+        parameter for parameter in model.parameters() if parameter.ndim > 1 and parameter.requires_grad
+    ]
     buffers = list(model.buffers())
     before, statistics = ([tensor.detach().clone() for tensor in tensors] for tensors in (weights, buffers))
-    grads = torch.autograd.grad(objective(), weights)
+    grads = torch.autograd.grad(objective(), weights, materialize_grads=True)  # 0 for a weight that takes no part
     with torch.no_grad():
         for buffer, statistic in zip(buffers, statistics, strict=True):
             buffer.copy_(statistic)

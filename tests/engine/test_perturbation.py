@@ -92,6 +92,8 @@ def test_a_weight_of_two_numbers_by_hand():
         assert layer.weight.tolist() == [[pytest.approx(3.5), 4.0]]
         assert layer.bias.item() == 7.0
     assert layer.weight.tolist() == [[3.0, 4.0]]
+    with perturbed(layer, lambda: layer.bias.sum(), gamma=0.1):  # the weight takes no part
+        assert layer.weight.tolist() == [[3.0, 4.0]]
     with perturbed(layer, lambda: 0 * layer.weight.sum(), gamma=0.1):  # no gradient, no direction
         assert layer.weight.tolist() == [[3.0, 4.0]]
 
