@@ -110,7 +110,7 @@ def _paper(
     **settings: Any,
 ) -> Config:
     """What the paper does on every set: 80 epochs on all images, 20 of them burn-in, lr / 10 from the 60th."""
-    common = {"model": "resnet18", "batch_size": 128, "holdout": 0, "precision": "bf16", "epochs": 80}
+    common: dict[str, Any] = {"model": "resnet18", "batch_size": 128, "holdout": 0, "precision": "bf16", "epochs": 80}
     optim = OptimConfig(lr=lr, weight_decay=weight_decay, schedule="step", decay_at=(60,))
     settings = common | settings | {"dataset": dataset, "optim": optim}
     return _config(f"{dataset}-{method}", method, overrides, burn_in_epochs=20, **settings)
