@@ -3,9 +3,12 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import models
+from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.config import Config
+from pixelpart.evaluation import searching
 from pixelpart.run import Run
 from pixelpart.runfolder import atomic_write, save_checkpoint
+from searches import short
 
 
 class Plane(nn.Module):
@@ -77,3 +80,39 @@ def make_run(tmp_path):
 @pytest.fixture
 def run(make_run) -> Run:
     return make_run(mask={"rule": "mean"})
+
+
+@pytest.fixture
+def short_searches(monkeypatch):
+    monkeypatch.setitem(VERSIONS, "standard", short())
+    for name, search in short().items():
+        monkeypatch.setitem(SEARCHES, name, search)
+
+
+@pytest.fixture
+def labelled(net, pair):
+    """20 images with the network's own labels, but for two: most of the work is at what is right."""
+    x = pair[0][:20]
+    y = net(x).argmax(1)
+    y[::10] = (y[::10] + 1) % 5
+    return x, y
+
+
+@pytest.fixture
+def hunted(monkeypatch):
+    """The tries that were handed to the driver, by part, and those that it settled."""
+    seen = {"asked": [], "settled": [], "seeds": set()}
+    original = searching.hunt
+
+    def noting(name, search, net, judge, take, clean, tries, *, settle, **settings):
+        seen["asked"] += [(name, *one) for one in tries]
+        seen["seeds"].add(settings["seed"])
+
+        def noted(one, broken):
+            seen["settled"].append((name, *one))
+            settle(one, broken)
+
+        return original(name, search, net, judge, take, clean, tries, settle=noted, **settings)
+
+    monkeypatch.setattr(searching, "hunt", noting)
+    return seen

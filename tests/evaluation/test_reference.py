@@ -52,14 +52,6 @@ class Linear(nn.Module):
         return self.linear(x.flatten(1))
 
 
-@pytest.fixture
-def labelled(net, pair):
-    x = pair[0][:20]
-    y = net(x).argmax(1)
-    y[::10] = (y[::10] + 1) % 5
-    return x, y
-
-
 def stand(model, data, *, right=None, eps=EPS, version="standard", seed=0, batch_size=7):
     x, y = data
     model = model.eval().requires_grad_(False)

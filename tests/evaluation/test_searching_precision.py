@@ -1,0 +1,92 @@
+"""The precision in which AutoAttack and its parts search, and models that have no view for it."""
+
+import pytest
+import torch
+from torch import nn
+
+from pixelpart.evaluation import evaluate, searching
+from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.searching import choose_search, clean_logits, trusted_view
+from searches import CPU, EPS, plane_truth
+
+pytestmark = pytest.mark.usefixtures("short_searches")
+
+
+@pytest.mark.parametrize(("asked", "device", "chosen"), [
+    ("auto", "cpu", "fp32"), ("auto", "cuda", "bf16"), ("fp32", "cuda", "fp32"), ("bf16", "cpu", "bf16"),
+])  # fmt: skip
+def test_auto_is_bf16_on_a_gpu_alone(asked, device, chosen):
+    assert choose_search(asked, torch.device(device)) == chosen
+
+
+def test_bf16_search_finds_what_fp32_confirms(net, labelled):
+    wide, narrow = (evaluate(net, data=labelled, attacks="autoattack", eps=EPS, search=s) for s in ("fp32", "bf16"))
+    assert narrow.entries[0]["settings"]["search"] == "bf16"
+    assert narrow["autoattack"].doubts == wide["autoattack"].doubts
+    assert abs(narrow["autoattack"].correct - wide["autoattack"].correct) <= 1
+
+
+class Branching(nn.Module):
+    """Cannot be read."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x) if x.mean() > -1 else self.net(2 * x)
+
+
+class Widening(nn.Module):
+    """In bf16 its second layer is handed fp32."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.by = net, nn.Conv2d(4, 4, 1)
+        self.place = nn.Parameter(torch.zeros(4, 1, 1))
+        with torch.no_grad():
+            self.by.weight.copy_(torch.eye(4)[:, :, None, None])
+            self.by.bias.zero_()
+
+    def forward(self, x):
+        acts = self.by(self.net.conv(x) + self.place)
+        return self.net.linear(self.net.bn(acts).relu().flatten(1))
+
+
+@pytest.mark.parametrize("wrap", [Branching, Widening])
+def test_a_model_without_a_bf16_view_is_searched_as_it_is_and_the_entry_says_so(net, labelled, wrap):
+    said = []
+    model = wrap(net).eval()
+    narrow = evaluate(model, data=labelled, attacks="autoattack", eps=EPS, search="bf16", say=said.append)
+    plain = evaluate(net, data=labelled, attacks="autoattack", eps=EPS)
+    assert narrow.flags["autoattack"].tolist() == plain.flags["autoattack"].tolist()
+    assert len(said) == 1
+    assert "the model cannot be searched through in bf16" in said[0]
+    assert said[0] in narrow["autoattack"].doubts
+
+
+def test_in_fp32_an_unreadable_model_is_no_cause_for_doubt(net, labelled):
+    said = []
+    result = evaluate(Branching(net).eval(), data=labelled, attacks="apgd-ce", eps=EPS, search="fp32", say=said.append)
+    assert said == []
+    assert result["apgd-ce"].doubts == evaluate(net, data=labelled, attacks="apgd-ce", eps=EPS)["apgd-ce"].doubts
+
+
+def test_a_view_that_says_something_else_than_the_model_is_not_trusted(net, labelled, monkeypatch):
+    pictures = Pictures(*labelled, CPU)
+    clean = clean_logits(net, pictures, batch_size=7)
+    assert torch.allclose(clean, net(labelled[0]), atol=1e-5)
+    view, doubt = trusted_view(net, pictures, "fp32", clean)
+    assert view is not net
+    assert doubt is None
+    monkeypatch.setattr(searching, "view_for_search", lambda model, dtype, device: lambda x: -net(x))
+    view, doubt = trusted_view(net, pictures, "fp32", clean)
+    assert view is net
+    assert "used as it is" in doubt
+
+
+def test_a_view_that_errs_everywhere_breaks_nothing_that_fp32_does_not_confirm(plane, pair, monkeypatch):
+    liar = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
+    monkeypatch.setattr(searching, "trusted_view", lambda *_: (liar, None))
+    flags = evaluate(plane, data=pair, attacks="autoattack", eps=EPS, search="bf16").flags["autoattack"]
+    assert not (plane_truth(plane, *pair, EPS) & ~flags).any()

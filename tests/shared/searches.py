@@ -1,0 +1,46 @@
+"""AutoAttack cut short, how it is asked for and stopped, and where its outcome is known."""
+
+import itertools
+
+import torch
+
+from pixelpart.attacks.apgd import apgd_search
+from pixelpart.attacks.fab import fab_search
+from pixelpart.attacks.square import square_search
+
+EPS = 0.02
+CPU = torch.device("cpu")
+
+
+def short():
+    return {
+        "apgd-ce": apgd_search(steps=3),
+        "apgd-t": apgd_search(steps=3, targets=9),
+        "fab-t": fab_search(steps=4),
+        "square": square_search(10),
+    }
+
+
+def stop_after(count):
+    """A progress that is stopped as Ctrl-C would at its so many-th news."""
+    news = itertools.count(1)
+
+    def progress(*_):
+        if next(news) == count:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def journals(folder):
+    return sorted(folder.glob("eval/*.journal"))
+
+
+def evaluated(run, *more, attacks="autoattack"):
+    return ["evaluate", str(run.dir), "--attacks", attacks, "--images", "40", "--device", "cpu", "--json", *more]
+
+
+def plane_truth(plane, x, y, eps):
+    """What stands; images lie far enough from 0 and 1 that only the ball binds."""
+    score = plane(x)[:, 0] * torch.where(y == 0, 1, -1)
+    return (score > eps * plane.linear.weight.abs().sum()).numpy()
