@@ -1,4 +1,7 @@
-"""Puts each ReLU of a traced network into the convolution before it (see pixelpart.kernels)."""
+"""Puts each ReLU of a traced network into the convolution before it, and residual blocks into one operation each.
+
+What the operations are stands in pixelpart.kernels.
+"""
 
 import operator
 from typing import Any
@@ -10,6 +13,8 @@ from torch import fx, nn
 from pixelpart import kernels  # noqa: F401 (makes torch.ops.pixelpart)
 from pixelpart.kernels.stem import suits
 
+CONV_RELU, CONV_ADD_RELU = torch.ops.pixelpart.conv_relu.default, torch.ops.pixelpart.conv_add_relu.default
+STEM, RESIDUAL = torch.ops.pixelpart.stem.default, torch.ops.pixelpart.residual.default
 RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -29,6 +34,42 @@ def fuse_relus(network: fx.GraphModule) -> None:
     # These alone, not all dead code: an operation in place counts though nothing reads what it returns.
     for node in replaced:
         network.graph.erase_node(node)
+    fuse_blocks(network)
+
+
+def fuse_blocks(network: fx.GraphModule) -> None:
+    """relu(conv(relu(conv(x))) + x), where x may pass through a 1x1 convolution, becomes one operation.
+
+    Then gradients meet inside of it, and the ReLU before it can be part of the kernel that adds them.
+    """
+    modules = dict(network.named_modules())
+    for node in list(network.graph.nodes):
+        if node.target is CONV_ADD_RELU and (found := _block(node, modules)) is not None:
+            shortcut, spent = found
+            _replace_block(network, node, shortcut, spent)
+    for node in network.graph.nodes:
+        if node.target is RESIDUAL:  # its only reader takes the output, whose readers may be blocks again
+            (out,) = node.users
+            node.update_arg(9, all(user.target is RESIDUAL and user.args[0] is out for user in out.users))
+
+
+def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, list[fx.Node]] | None:
+    """The shortcut's convolution, if there is one, and the nodes that the operation stands for; None: no such block."""
+    inner, second, _, other, *settings = last.args
+    if inner.target is not CONV_RELU or len(inner.users) != 1 or settings != [1, 1]:
+        return None
+    x, first, _, stride, padding = inner.args
+    if padding != 1 or not _is_three_by_three(first, modules) or not _is_three_by_three(second, modules):
+        return None
+    if not set(x.users) <= {inner, other, last}:  # it may be changed in place on the way
+        return None
+    if other is x and stride == 1:
+        return None, [last, inner]
+    conv = _convolution(other, modules)
+    if conv is None or other.args[0] is not x:
+        return None
+    fits = conv.kernel_size == (1, 1) and conv.stride == (stride, stride) and conv.padding == (0, 0)
+    return (conv, [last, inner, other]) if fits else None
 
 
 def _fuse_first(network: fx.GraphModule, modules: dict[str, nn.Module], cast: Any) -> list[fx.Node]:
@@ -38,19 +79,17 @@ def _fuse_first(network: fx.GraphModule, modules: dict[str, nn.Module], cast: An
     (user,) = cast.users if len(cast.users) == 1 else (None,)
     relu = user is not None and _is_relu(user, modules)
     nodes = [user, cast, cast.args[0]] if relu else [cast, cast.args[0]]
-    return _replace(network, nodes, torch.ops.pixelpart.stem.default, relu)
+    return _replace(network, nodes, STEM, relu)
 
 
 def _fuse_relu(network: fx.GraphModule, modules: dict[str, nn.Module], relu: Any) -> list[fx.Node]:
     source = relu.args[0]
     if (conv := _convolution(source, modules)) is not None:
-        operation = torch.ops.pixelpart.conv_relu.default
-        return _replace(network, [relu, source], operation, conv.stride[0], conv.padding[0])
+        return _replace(network, [relu, source], CONV_RELU, conv.stride[0], conv.padding[0])
     if source.target in SUMS and len(source.args) == 2 and not source.kwargs and len(source.users) == 1:
         for part, other in (source.args, source.args[::-1]):
             if (conv := _convolution(part, modules)) is not None and isinstance(other, fx.Node) and other is not part:
-                operation = torch.ops.pixelpart.conv_add_relu.default
-                return _replace(network, [relu, source, part], operation, other, conv.stride[0], conv.padding[0])
+                return _replace(network, [relu, source, part], CONV_ADD_RELU, other, conv.stride[0], conv.padding[0])
     return []
 
 
@@ -62,6 +101,33 @@ def _replace(network: fx.GraphModule, nodes: list[Any], operation: Any, *rest: A
         call = network.graph.call_function(operation, (conv.args[0], weight, bias, *rest))
     nodes[0].replace_all_uses_with(call)
     return nodes
+
+
+def _replace_block(network: fx.GraphModule, last: Any, shortcut: nn.Conv2d | None, spent: list[fx.Node]) -> None:
+    inner, second, second_bias, other, *_ = last.args
+    x, first, first_bias, stride, _ = inner.args
+    with network.graph.inserting_before(last):
+        extra: list[Any] = [None, None]
+        if shortcut is not None:
+            extra = [network.graph.get_attr(f"{other.target}.{name}") for name in ("weight", "bias")]
+        args = (x, first, first_bias, second, second_bias, *extra, stride, _is_rectified(x), False)
+        pair = network.graph.call_function(RESIDUAL, args)
+        out = network.graph.call_function(operator.getitem, (pair, 0))
+    last.replace_all_uses_with(out)
+    for node in spent:
+        network.graph.erase_node(node)
+
+
+def _is_rectified(node: Any) -> bool:
+    """Whether the node is what came out of a ReLU."""
+    if node.target is operator.getitem:
+        return getattr(node.args[0], "target", None) is RESIDUAL
+    return node.target in (CONV_RELU, CONV_ADD_RELU) or (node.target is STEM and node.args[3] is True)
+
+
+def _is_three_by_three(weight: Any, modules: dict[str, nn.Module]) -> bool:
+    conv = modules[str(weight.target).removesuffix(".weight")]
+    return isinstance(conv, nn.Conv2d) and conv.kernel_size == (3, 3)
 
 
 def _convolution(node: Any, modules: dict[str, nn.Module]) -> nn.Conv2d | None:

@@ -91,11 +91,17 @@ def check(model, dtype=None):
     folding, reference = Folding(model, dtype=dtype, fuse=True), Folding(model, dtype=dtype)
     assert folding.folded
     assert fused(reference) == {}
-    for mine, theirs in zip(logits_and_gradient(folding(), x), logits_and_gradient(reference(), x), strict=True):
+    exact = logits_and_gradient(Folding(copy.deepcopy(model).double())(), x.double())
+    for mine, theirs, right in zip(
+        logits_and_gradient(folding(), x), logits_and_gradient(reference(), x), exact, strict=True
+    ):
         assert mine.dtype == theirs.dtype
         gap, peak = (mine - theirs).abs().max().item(), theirs.abs().max().item()
         assert peak > 1e-6
-        assert gap <= peak * (1e-12 if dtype is None else 1e-4)
+        if dtype is not None and "residual" in fused(folding):  # biases are added to each other first: it rounds anew
+            assert (mine - right).norm() <= 2.5 * (theirs - right).norm()
+        else:
+            assert gap <= peak * (1e-12 if dtype is None else 1e-4)
     if dtype is None:  # unfused is tested against the model elsewhere; here the two tests meet
         exact = copy.deepcopy(model).eval()(x)
         torch.testing.assert_close(folding()(x), exact)
@@ -103,7 +109,7 @@ def check(model, dtype=None):
 
 
 REAL = {
-    "resnet18": ({"conv_relu": 9, "conv_add_relu": 8}, {"stem": 1, "conv_relu": 8, "conv_add_relu": 8}),
+    "resnet18": ({"conv_relu": 1, "residual": 8}, {"stem": 1, "residual": 8}),
     "preactresnet18": ({"conv_relu": 8}, {"conv_relu": 8}),
     "wrn-10-1": ({"conv_relu": 3}, {"conv_relu": 3}),
     "tiny-cnn": ({"conv_relu": 4}, {"conv_relu": 3}),
@@ -297,6 +303,86 @@ def test_what_is_added_is_read_where_the_sum_stood():
         return F.relu(total) + added
 
     assert check(net(trunk)) == {"conv_relu": 1, "conv_add_relu": 1}
+
+
+class Blocks:
+    """Ways to a residual block of 3x3 convolutions, and what becomes of them."""
+
+    def plain(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.b(F.relu(self.b(out))) + out)
+
+    def two(self, x):
+        return Blocks.again(self, Blocks.plain(self, x))
+
+    def again(self, out):
+        return F.relu(self.b(F.relu(self.b(out))) + out)
+
+    def with_shortcut(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.b(F.relu(self.b(out))) + self.c(out))
+
+    def not_rectified(self, x):
+        out = self.a(x)
+        return F.relu(self.b(F.relu(self.b(out))) + out)
+
+    def read_behind_it_too(self, x):
+        out = Blocks.plain(self, x)
+        return Blocks.again(self, out) + self.c(out.clone())
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("plain", [(True, False)]),
+        ("two", [(True, True), (True, False)]),
+        ("with_shortcut", [(True, False)]),
+        ("not_rectified", [(False, False)]),
+        ("read_behind_it_too", [(True, False)]),
+    ],
+)
+def test_a_residual_block_is_one_operation(name, flags):
+    """Whether what it reads came out of a ReLU, and whether all who read it apply its ReLU's gradient."""
+    trunk = vars(Blocks)[name]
+    assert check(net(trunk))["residual"] == len(flags)
+    assert check(net(trunk), BF16)["residual"] == len(flags)
+    nodes = Folding(stir(net(trunk)), fuse=True)._features.structure.graph.nodes
+    assert [node.args[8:] for node in nodes if str(node.target) == "pixelpart.residual.default"] == flags
+
+
+class NoBlocks:
+    """Networks that look like a residual block but are none that the operation stands for."""
+
+    def of_other_kernels(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.b(F.relu(self.c(out))) + out)
+
+    def inner_read_twice(self, x):
+        out = F.relu(self.a(x))
+        inner = F.relu(self.b(out))
+        return F.relu(self.b(inner) + out) + inner
+
+    def shortcut_of_something_else(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.b(F.relu(self.b(out))) + self.c(2 * out))
+
+    def shortcut_of_other_kernel(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.b(F.relu(self.b(out))) + self.b(out))
+
+    def read_elsewhere(self, x):
+        out = F.relu(self.a(x))
+        inner = F.relu(self.b(out))
+        more = out * 2
+        return F.relu(self.b(inner) + out) + more
+
+
+@pytest.mark.parametrize("name", [name for name in vars(NoBlocks) if not name.startswith("_")])
+def test_what_is_not_such_a_block_is_left(name):
+    for dtype in (None, BF16):
+        found = check(net(vars(NoBlocks)[name]), dtype)
+        assert "residual" not in found
+        assert found["conv_add_relu"] == 1
 
 
 def test_one_module_called_twice_is_fused_twice():

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pixelpart.kernels import cudnn
+
 
 @torch.library.custom_op("pixelpart::conv_relu", mutates_args=())
 def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
@@ -46,8 +48,7 @@ def _input_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient behind the ReLU, and what the convolution sends back of it."""
     x, weight, output = ctx.saved_tensors
     grad = torch.where(output > 0, grad, 0)
-    args = None, [ctx.stride] * 2, [ctx.padding] * 2, [1, 1], False, [0, 0], 1, [True, False, False]
-    return grad, torch.ops.aten.convolution_backward(grad, x, weight, *args)[0]
+    return grad, _conv_backward(grad, x, weight, ctx.stride, ctx.padding)
 
 
 def _conv_relu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -61,3 +62,90 @@ def _conv_add_relu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]
 
 conv_relu.register_autograd(_conv_relu_backward, setup_context=_remember)
 conv_add_relu.register_autograd(_conv_add_relu_backward, setup_context=_remember)
+
+
+@torch.library.custom_op("pixelpart::residual", mutates_args=())
+def residual(
+    x: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+    second: Tensor,
+    second_bias: Tensor,
+    shortcut: Tensor | None,
+    shortcut_bias: Tensor | None,
+    stride: int,
+    rectified: bool,
+    ready: bool,
+) -> tuple[Tensor, Tensor]:
+    """relu(conv(inner, second) + x), with inner = relu(conv(x, first)), 3x3 both; and inner.
+
+    `first` moves by `stride`, and so does the 1x1 convolution `shortcut` of x, where there is one. Where x comes out of
+    a ReLU it is `rectified`, and its gradient leaves here with that ReLU's own already applied; `ready` says that the
+    gradient which arrives has been treated so by all who read the output.
+    """
+    inner = conv_relu(x, first, first_bias, stride, 1)
+    if shortcut is None:
+        return conv_add_relu(inner, second, second_bias, x, 1, 1), inner
+    assert shortcut_bias is not None
+    other = F.conv2d(x, shortcut, None, stride)
+    return conv_add_relu(inner, second, second_bias + shortcut_bias, other, 1, 1), inner
+
+
+@residual.register_fake
+def _(
+    x: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+    second: Tensor,
+    second_bias: Tensor,
+    shortcut: Tensor | None,
+    shortcut_bias: Tensor | None,
+    stride: int,
+    rectified: bool,
+    ready: bool,
+) -> tuple[Tensor, Tensor]:
+    inner = torch.empty_like(F.conv2d(x, first, first_bias, stride, 1))
+    return torch.empty_like(F.conv2d(inner, second, second_bias, 1, 1)), inner
+
+
+@torch.library.custom_op("pixelpart::rectified_gradient", mutates_args=())
+def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
+    """where(rectified > 0, g + other, 0), g the gradient of `rectified`, which a 3x3 convolution of stride 1 read."""
+    if grad.is_cuda and torch.backends.cudnn.benchmark:
+        try:
+            return cudnn.input_gradient(grad, weight, rectified, other, padding=1)
+        except cudnn.Refused:
+            pass
+    back = _conv_backward(grad, rectified, weight, 1, 1)
+    return torch.where(rectified > 0, back if other is None else back + other, 0)
+
+
+@rectified_gradient.register_fake
+def _(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
+    return torch.empty_like(rectified)
+
+
+def _remember_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, first, _, second, _, shortcut, _, ctx.stride, ctx.rectified, ctx.ready = inputs
+    ctx.save_for_backward(x, first, second, shortcut, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _residual_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, first, second, shortcut, output, inner = ctx.saved_tensors
+    grad = grad if ctx.ready else torch.where(output > 0, grad, 0)
+    behind = rectified_gradient(grad, second, inner, None)
+    if shortcut is None and ctx.stride == 1 and ctx.rectified:
+        return rectified_gradient(behind, first, x, grad), *[None] * 9
+    other = grad if shortcut is None else _conv_backward(grad, x, shortcut, ctx.stride, 0)
+    back = _conv_backward(behind, x, first, ctx.stride, 1) + other
+    return torch.where(x > 0, back, 0) if ctx.rectified else back, *[None] * 9
+
+
+residual.register_autograd(_residual_backward, setup_context=_remember_residual)
+
+
+def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """What a convolution of x sends back to x."""
+    args = None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [True, False, False]
+    return torch.ops.aten.convolution_backward(grad, x, weight, *args)[0]

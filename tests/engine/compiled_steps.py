@@ -38,13 +38,12 @@ def some_inputs(plan, n=6, seed=0, *, dtype=torch.float64, device="cpu", maps=No
     noise = draw(*several, n, 3, 32, 32, generator=g, dtype=dtype)
     labels = torch.randint(10, (n,), generator=g)
     stored = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
-    moves = augment.draw("crop-flip", n, generator=g)
-    moves = augment.Params(moves.top.to(device), moves.left.to(device), moves.flip.to(device))
+    moves = augment.draw(plan.config.augment, n, generator=draws.generator(seed, "test", device=device))
     return StepInputs(images.to(device), labels.to(device), moves, noise.to(device), stored)
 
 
 def plan_for(method, **overrides):
-    return build(recipes.shapes(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
+    return build(recipes.shapes(method, **({"burn_in": {"epochs": 0}, "ema": 0.9, "augment": "crop-flip"} | overrides)))
 
 
 def learner_for(plan):
@@ -74,7 +73,9 @@ def compiled_ascend():
 
 MMA = {"attack": {"name": "mma", "steps": 2, "step_size": "3/255"}}
 AWP = {"awp": {"gamma": 0.01}, "optim": {"name": "adamw", "lr": 0.001, "clip": 1.0}}
-CASES = [(method, {}) for method in METHODS] + [("part", MMA), ("part-t", AWP)]
+MIXED = {"augment": "crop-flip-cutmix", "objective": {"smoothing": 0.1}}
+STRONG = {"augment": "idbh", "objective": {"smoothing": 0.1}, "awp": {"gamma": 0.005}}
+CASES = [(method, {}) for method in METHODS] + [("part", MMA), ("part-t", AWP), ("part-m", MIXED), ("part", STRONG)]
 SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -131,7 +132,7 @@ def test_a_compiled_folding_in_bf16_equals_the_plain_one(backend):
 
 
 class Small(Classifier):
-    """One of each: a stem, a convolution with a ReLU, one with a sum and a ReLU."""
+    """One of each: a stem, a block, a convolution with a ReLU, one with a sum and a ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,6 +145,7 @@ class Small(Classifier):
 
     def trunk(self, x):
         out = F.relu(self.a(x))
+        out = F.relu(self.c(F.relu(self.c(out))) + out)
         return F.relu(self.c(F.relu(self.b(out))) + out)
 
 
@@ -155,7 +157,8 @@ def test_a_fused_view_can_be_compiled_in_one_graph_forward_and_backward(backend)
     assert grad.dtype == torch.float32
     assert (grad - expected).abs().max() <= 0.02 * expected.abs().max()
     operations = [str(node.target) for node in view.features.structure.graph.nodes if node.op == "call_function"]
-    assert operations == [f"pixelpart.{name}.default" for name in ("stem", "conv_relu", "conv_add_relu")]
+    names = [name.split(".")[1] for name in operations if name.startswith("pixelpart.")]
+    assert names == ["stem", "residual", "conv_relu", "conv_add_relu"]
 
 
 def test_without_a_compiler_the_run_goes_on_plainly(monkeypatch):
@@ -219,7 +222,9 @@ def losses_of(step, learner, phase, batches):
     [(method, {}) for method in METHODS]
     + [("part", {"attack": {"name": "mma", "steps": 3}}), ("at", {"model": "preactresnet18"})]
     + [("part", {"model": "wrn-10-1"}), ("part", {"model": "tiny-cnn"}), ("at", AWP), ("part-t", AWP)]
-    + [("part", {"model": "vit-tiny", "mask": {"cam": "gradient-rollout"}} | AWP)],
+    + [("part", {"model": "vit-tiny", "mask": {"cam": "gradient-rollout"}} | AWP)]
+    + [("part", MIXED), ("part-m", MIXED), ("part", MIXED | MMA), ("at", STRONG), ("part-t", STRONG)]
+    + [("at", {"augment": "crop-flip-cutout"})],
     ids=str,
 )
 def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):

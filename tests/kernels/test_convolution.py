@@ -1,10 +1,10 @@
-"""conv_relu and conv_add_relu against convolution, addition and ReLU one after the other; images' gradients alone."""
+"""Fused convolutions and blocks against convolution, addition and ReLU one by one; images' gradients alone."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from pixelpart.kernels import conv_add_relu, conv_relu
+from pixelpart.kernels import conv_add_relu, conv_relu, rectified_gradient, residual
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPES = [  # batch, channels in, channels out, height, width, kernel, stride, padding
@@ -115,3 +115,99 @@ def test_in_bf16_both_stay_within_its_rounding_of_exact_arithmetic(shape, device
         size_back = F.conv_transpose2d(behind.abs(), wide[1].abs(), **args)
         assert ((back.double() - exact_back).abs() <= 2**-7 * exact_back.abs() + 1e-5 * size_back).all()
         assert all(torch.equal(d.double(), behind) for d in direct)
+
+
+# -- residual blocks
+
+BLOCKS = [  # batch, channels in, channels out, side, stride, shortcut
+    (2, 4, 4, 6, 1, False),
+    (2, 4, 6, 8, 2, True),
+    (3, 4, 6, 7, 2, True),
+    (1, 4, 6, 5, 1, True),
+]
+
+
+def block(shape, dtype, device="cpu"):
+    """x, whose ReLU the block reads, and the block's tensors: two convolutions, a shortcut, each with its bias."""
+    b, channels_in, channels, side, _, shortcut = shape
+    g = torch.Generator().manual_seed(5)
+
+    def draw(*size):
+        return torch.randn(*size, generator=g, dtype=torch.float64).to(device, dtype)
+
+    weights = [draw(channels, channels_in, 3, 3), draw(channels), draw(channels, channels, 3, 3), draw(channels)]
+    weights += [draw(channels, channels_in, 1, 1), draw(channels)] if shortcut else [None, None]
+    return draw(b, channels_in, side, side).requires_grad_(), weights
+
+
+def plain_block(x, first, first_bias, second, second_bias, shortcut, shortcut_bias, stride):
+    inner = F.relu(F.conv2d(x, first, first_bias, stride, 1))
+    other = x if shortcut is None else F.conv2d(x, shortcut, shortcut_bias, stride)
+    return F.relu(F.conv2d(inner, second, second_bias, 1, 1) + other)
+
+
+@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize("shape", BLOCKS, ids=str)
+def test_a_block_equals_plain_operations(shape, rectified):
+    """Its ReLU's gradient may come with what arrives, and that of the ReLU before it leave with what it sends back."""
+    x, weights = block(shape, torch.float64)
+    entered = F.relu(x) if rectified else x * 1
+    expected = plain_block(entered, *weights, shape[4])
+    grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    (reference,) = torch.autograd.grad(expected, x, grad, retain_graph=True)
+    for ready in (True, False):
+        out, inner = residual(entered, *weights, shape[4], rectified, ready)
+        torch.testing.assert_close(out, expected)
+        assert (inner == 0).any()
+        assert not inner.requires_grad
+        arriving = torch.where(expected > 0, grad, 0) if ready else grad
+        sent, mine = torch.autograd.grad(out, (entered, x), arriving, retain_graph=True)
+        torch.testing.assert_close(mine, reference)
+        if rectified:
+            assert (sent[entered == 0] == 0).all()
+
+
+@pytest.mark.parametrize("shape", BLOCKS, ids=str)
+def test_gradients_of_a_block_are_those_of_small_differences(shape):
+    x, weights = block(shape, torch.float64)
+    assert torch.autograd.gradcheck(lambda x: residual(x, *weights, shape[4], False, False)[0], (x,))
+
+
+@pytest.mark.parametrize("shape", BLOCKS[:2], ids=str)
+def test_torch_finds_a_block_well_made(shape):
+    x, weights = block(shape, torch.float32)
+    torch.library.opcheck(residual, (x, *weights, shape[4], True, False))
+    grad, inner = torch.randn(2, 5, 6, 6), torch.randn(2, 4, 6, 6)
+    torch.library.opcheck(rectified_gradient, (grad, torch.randn(5, 4, 3, 3), inner, None))
+
+
+SMALL, LARGE = [(3, 8, 5), (16, 64, 32)], [(128, 64, 32), (128, 128, 16), (128, 512, 4)]
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "device"),
+    [(shape, "cpu") for shape in SMALL]
+    + [pytest.param(shape, "cuda", marks=pytest.mark.gpu) for shape in SMALL + LARGE],
+    ids=str,
+)
+def test_in_bf16_a_rectified_gradient_stays_within_its_rounding_of_exact_arithmetic(shape, added, device):
+    b, channels, side = shape
+    g = torch.Generator().manual_seed(7)
+
+    def draw(*size):
+        return torch.randn(*size, generator=g).to(device, torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+    grad, weight = draw(b, channels, side, side), draw(channels, channels, 3, 3)
+    entered, other = draw(b, channels, side, side).relu(), draw(b, channels, side, side) if added else None
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        mine = rectified_gradient(grad, weight, entered, other).double()
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+    extra = other.double() if added else torch.zeros((), dtype=torch.float64, device=device)
+    exact = F.conv_transpose2d(grad.double(), weight.double(), padding=1)
+    size = F.conv_transpose2d(grad.double().abs(), weight.double().abs(), padding=1)
+    assert (mine[entered == 0] == 0).all()
+    gap = torch.where(entered > 0, mine - (exact + extra), 0).abs()
+    assert (gap <= 2**-7 * (exact.abs() + extra.abs()) + 1e-5 * size).all()  # rounded before the sum, maybe
