@@ -2,10 +2,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pixelpart import models
+from corners import SET
+from pixelpart import data, models
 from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.config import Config
-from pixelpart.evaluation import searching
+from pixelpart.evaluation import behaviours, searching, surrogate
 from pixelpart.run import Run
 from pixelpart.runfolder import atomic_write, save_checkpoint
 from searches import short
@@ -116,3 +117,10 @@ def hunted(monkeypatch):
 
     monkeypatch.setattr(searching, "hunt", noting)
     return seen
+
+
+@pytest.fixture
+def corner_set(monkeypatch):
+    monkeypatch.setitem(data.SETS, "corners", SET)
+    monkeypatch.setattr(surrogate, "BATCH", 16)
+    monkeypatch.setattr(behaviours, "POINTS", 20)

@@ -2,119 +2,28 @@
 
 import copy
 import dataclasses
-import functools
 import json
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from corners import MASKED, SET, Hidden, N, backwards, trained
 from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import behaviours, cache, guards, identity, obfuscation, surrogate
-from pixelpart.evaluation.behaviours import EXPECTED, SKIPPED, SUSPICIOUS, Trial, growing_eps
-from pixelpart.evaluation.obfuscation import check, of_square
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation import guards, obfuscation
+from pixelpart.evaluation.behaviours import EXPECTED, SKIPPED, SUSPICIOUS
+from pixelpart.evaluation.obfuscation import check
 from pixelpart.run import Run
 from pixelpart.runfolder import atomic_write, save_checkpoint
 
-N = 40
+pytestmark = pytest.mark.usefixtures("corner_set")
 NAMES = ["one step", "black box", "unbounded", "random", "growing eps"]
-
-
-# -- a set that is learnt in a second: which corner is lighter, by more or by less
-
-
-@functools.cache
-def corners(split):
-    generator = torch.Generator().manual_seed(len(split))
-    n = 320 if split == "train" else N
-    x = 100 + 60 * torch.rand(n, 3, 12, 12, generator=generator)
-    lighter = 10 + 20 * torch.rand(n, 1, 1, 1, generator=generator)
-    y = torch.arange(n) % 4
-    for label, (top, left) in enumerate(((0, 0), (0, 6), (6, 0), (6, 6))):
-        x[y == label, :, top : top + 6, left : left + 6] += lighter[y == label]
-    return x.byte(), y
-
-
-SET = data.DataSet(
-    classes=("nw", "ne", "sw", "se"),
-    size=12,
-    mean=(0.5, 0.5, 0.5),
-    std=(0.2, 0.2, 0.2),
-    counts={"train": 320, "test": N},
-    about="",
-    load=lambda split, root: corners(split),
-)
-
-
-@pytest.fixture(autouse=True)
-def _sets(monkeypatch):
-    monkeypatch.setitem(data.SETS, "corners", SET)
-    monkeypatch.setattr(surrogate, "BATCH", 16)
-    monkeypatch.setattr(behaviours, "POINTS", 20)
-
-
-@functools.cache
-def trained(seed):
-    """A tiny-cnn, adversarially trained: the surrogate's own training, with another seed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(data.SETS, "corners", SET)
-        patch.setattr(surrogate, "BATCH", 16)
-        return surrogate.train_surrogate("corners", eps=8 / 255, seed=seed, device=torch.device("cpu"))
 
 
 @pytest.fixture
 def honest():
     return trained(7)
-
-
-class Hidden(nn.Module):
-    """A model behind a change of its images and one of its logits."""
-
-    def __init__(self, model, change=lambda x: x, after=lambda logits: logits):
-        super().__init__()
-        self.model, self.change, self.after = model, change, after
-
-    def forward(self, x):
-        return self.after(self.model(self.change(x)))
-
-
-def stairs(x):
-    """Sixteen levels; the gradient is zero wherever there is one."""
-    return (x * 16).round() / 16 + 0 * x
-
-
-def random(x):
-    return x + 0.1 * torch.randn_like(x)
-
-
-def backwards(x):
-    """The same images, and a gradient that leads away."""
-    return 2 * x.detach() - x
-
-
-def shattered(x):
-    """Nearly the same images, and a gradient that is that of a fast ripple."""
-    return x + 0.002 * torch.sin(1e5 * x)
-
-
-def on_the_levels(x):
-    """The same images, and a gradient at images of whole levels alone: a random start is none."""
-    whole = (x * 255 - (x * 255).round()).abs() < 1e-3
-    return torch.where(whole, x, x.detach())
-
-
-MASKED = {
-    "saturated": ({"after": lambda logits: 1e4 * logits}, {"unbounded", "growing eps", "black box"}),
-    "quantised": ({"change": stairs}, {"unbounded", "growing eps", "black box"}),
-    "random": ({"change": random}, set()),  # what it shows is chance; that it is random is told
-    "backwards": ({"change": backwards}, {"unbounded", "growing eps", "black box"}),
-    "shattered": ({"change": shattered}, {"black box"}),
-    "on the levels": ({"change": on_the_levels}, {"one step", "unbounded", "growing eps", "black box"}),
-}
 
 
 # -- honest
@@ -186,83 +95,6 @@ def test_a_hidden_gradient_on_few_images_is_caught_too(honest):
     assert report.verdict == SUSPICIOUS
     assert report["unbounded"].verdict == SUSPICIOUS
     assert report["unbounded"].numbers["unbounded"] <= 0.25
-
-
-# -- rules
-
-
-class Scripted(Trial):
-    """A trial whose attacks leave what they are told to."""
-
-    def after(self, what, attempt, *, right=None, tries=1):
-        count = self.script[what]
-        return torch.arange(len(self.pictures)) < count
-
-
-def scripted(n=1000, **script):
-    pictures = Pictures(torch.zeros(n, 3, 2, 2), torch.zeros(n, dtype=torch.long), torch.device("cpu"))
-    trial = Scripted(nn.Identity(), pictures, torch.ones(n, dtype=torch.bool), 8 / 255, 2 / 255, 0, 8, None)
-    object.__setattr__(trial, "script", {name.replace("_", " "): count for name, count in script.items()})
-    return trial
-
-
-@pytest.mark.parametrize(
-    ("counts", "verdict"),
-    [
-        ((400, 100, 10, 10, 10), EXPECTED),
-        ((400, 100, 10, 10, 11), SUSPICIOUS),  # more than 1 % is left
-        ((400, 100, 110, 10, 0), EXPECTED),
-        ((400, 100, 111, 10, 0), SUSPICIOUS),  # it rises by more than 1 %
-        ((400, 400, 400, 400, 400), SUSPICIOUS),
-    ],
-)
-def test_accuracy_has_to_fall_as_eps_grows_and_to_nothing(counts, verdict):
-    first, *rest = counts
-    trial = scripted(**{f"eps {16 * 2**i}/255": count for i, count in enumerate(rest)})
-    assert growing_eps(trial, torch.arange(1000) < first).verdict == verdict
-
-
-@pytest.mark.parametrize(("fgsm", "verdict"), [(500, EXPECTED), (380, EXPECTED), (379, SUSPICIOUS), (0, SUSPICIOUS)])
-def test_one_step_may_find_two_percent_of_what_twenty_leave(fgsm, verdict):
-    found = behaviours.one_step(scripted(one_step=fgsm), torch.arange(1000) < 400)
-    assert found.verdict == verdict
-    assert found.numbers["fgsm_only"] == max(0, 400 - fgsm)
-
-
-@pytest.mark.parametrize(("after", "verdict"), [(400, EXPECTED), (390, EXPECTED), (389, SUSPICIOUS)])
-def test_random_points_may_find_one_percent(after, verdict):
-    assert behaviours.random_points(scripted(random=after), torch.arange(1000) < 400).verdict == verdict
-
-
-@pytest.mark.parametrize(("left", "verdict"), [(0, EXPECTED), (10, EXPECTED), (11, SUSPICIOUS)])
-def test_an_unbounded_attack_may_leave_one_percent(left, verdict):
-    assert behaviours.unbounded(scripted(unbounded=left)).verdict == verdict
-
-
-def test_one_image_is_no_proof():
-    assert behaviours.unbounded(scripted(n=10, unbounded=1)).verdict == EXPECTED
-    assert behaviours.unbounded(scripted(n=10, unbounded=2)).verdict == SUSPICIOUS
-
-
-def test_steps_grow_with_eps_and_the_start_does_not(plane, pair, monkeypatch):
-    x, y = pair
-    calls = []
-
-    def watched(model, x, y, budget, *, step_size, steps, start):
-        calls.append((budget, step_size, steps, start))
-        return x
-
-    monkeypatch.setattr(behaviours, "pgd", watched)
-    trial = Trial(plane, Pictures(x, y, x.device), None, 8 / 255, 2 / 255, 0, 8, None)
-    for eps in (None, 64 / 255, 1.0):
-        trial.pgd20(eps=eps)(torch.arange(40), x, y, 0)
-    assert [call[:3] for call in calls] == [
-        (8 / 255, 2 / 255, 20),
-        (64 / 255, pytest.approx(16 / 255), 20),
-        (1.0, pytest.approx(0.25), 20),
-    ]
-    assert all(((call[3] - x).abs() <= 8 / 255 + 1e-6).all() for call in calls)
-    assert calls[0][3].equal(calls[2][3])
 
 
 # -- surrogates
@@ -379,68 +211,3 @@ def test_the_same_seed_gives_the_same_numbers_and_no_trace_is_left(net, plane, p
         parameter.requires_grad and parameter.grad is None for parameter in (*net.parameters(), *other.parameters())
     )
     assert torch.get_rng_state().equal(before)
-
-
-# -- AutoAttack's own warning
-
-
-@pytest.mark.parametrize(
-    ("left", "n", "broken"),
-    [
-        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 446}, 1000, 3),
-        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 447}, 1000, 0),  # .2 %
-        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 449}, 1000, 0),
-        ({"apgd-ce": 500, "square": 300, "apgd-t": 299}, 1000, 0),  # others find as much after it
-        ({"apgd-ce": 500, "square": 300, "apgd-t": 310}, 1000, 10),
-        ({"square": 10}, 1000, 0),
-        ({"apgd-ce": 500, "apgd-t": 450}, 1000, 0),
-    ],
-)
-def test_square_must_not_break_what_gradients_left(left, n, broken):
-    doubts = guards.of_parts(left, n)
-    assert len(doubts) == (broken > 0)
-    if broken:
-        assert f"broke {broken} of {n} images that the white-box parts left standing" in doubts[0]
-
-
-def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, doubts=(), pixels="same"):
-    key = identity.digest([attack, probe, eps, pixels])[:32]
-    entry = {
-        "attack": attack, "subject": None, "checkpoint": None, "dataset": "corners", "split": "test",
-        "accuracy": int(right.sum()) / len(right), "correct": int(right.sum()), "n": len(right), "eps": eps,
-        "settings": {}, "seed": 0, "precision": "fp32", "doubts": list(doubts), "pixels": pixels,
-        "fingerprint": cache.fingerprint(right), "key": key, "asked": "", "probe": list(probe),
-    }  # fmt: skip
-    cache.add(folder, entry, right)
-
-
-def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
-    look = functools.partial(of_square, tmp_path, [1.0, 2.0], 8 / 255)
-    left, none = np.arange(80) < 60, np.zeros(80, bool)
-    assert look() == []
-    stored(tmp_path, "square", none)
-    for part in ("apgd-ce", "apgd-t"):
-        stored(tmp_path, part, left)
-    assert look() == []  # without all three it is no AutoAttack
-    stored(tmp_path, "fab-t", left, pixels="other images")
-    stored(tmp_path, "fab-t", left, probe=(3.0, 4.0))  # another model
-    stored(tmp_path, "fab-t", left, eps=4 / 255)
-    assert look() == []
-    stored(tmp_path, "fab-t", left & (np.arange(80) > 3))
-    (doubt,) = look()
-    assert doubt.startswith("Square, which needs no gradient, broke 56 of 80 images")
-    stored(tmp_path, "autoattack", left, doubts=["a doubt"], eps=4 / 255)
-    assert look() == [doubt]
-    stored(tmp_path, "autoattack@8/255", left, doubts=["a doubt"])
-    assert sorted(look()) == sorted(["a doubt", doubt])
-    (tmp_path / "eval.json").write_text(json.dumps({"schema_version": 1, "entries": [{"eps": 8 / 255}]}))
-    assert look() == []
-
-
-def test_doubts_about_kept_figures_are_in_the_report(plane, pair, tmp_path):
-    settings = {"data": pair, "eps": 0.02, "step_size": 0.01, "out": tmp_path}
-    assert check(plane, **settings).verdict == EXPECTED
-    probe = identity.signature(plane(pair[0][: identity.PROBES]).detach())
-    stored(tmp_path, "autoattack", np.zeros(40, bool), probe=tuple(probe), eps=0.02, doubts=["a doubt", "a doubt"])
-    report = check(plane, **settings)
-    assert (report.doubts, report.verdict) == (["a doubt"], SUSPICIOUS)

@@ -1,0 +1,75 @@
+"""An AutoAttack in which Square finds what gradients do not is in doubt."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from pixelpart.evaluation import cache, guards, identity
+from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS
+from pixelpart.evaluation.obfuscation import check, of_square
+
+pytestmark = pytest.mark.usefixtures("corner_set")
+
+
+@pytest.mark.parametrize(
+    ("left", "n", "broken"),
+    [
+        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 446}, 1000, 3),
+        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 447}, 1000, 0),  # .2 %
+        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 449}, 1000, 0),
+        ({"apgd-ce": 500, "square": 300, "apgd-t": 299}, 1000, 0),  # others find as much after it
+        ({"apgd-ce": 500, "square": 300, "apgd-t": 310}, 1000, 10),
+        ({"square": 10}, 1000, 0),
+        ({"apgd-ce": 500, "apgd-t": 450}, 1000, 0),
+    ],
+)
+def test_square_must_not_break_what_gradients_left(left, n, broken):
+    doubts = guards.of_parts(left, n)
+    assert len(doubts) == (broken > 0)
+    if broken:
+        assert f"broke {broken} of {n} images that the white-box parts left standing" in doubts[0]
+
+
+def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, doubts=(), pixels="same"):
+    key = identity.digest([attack, probe, eps, pixels])[:32]
+    entry = {
+        "attack": attack, "subject": None, "checkpoint": None, "dataset": "corners", "split": "test",
+        "accuracy": int(right.sum()) / len(right), "correct": int(right.sum()), "n": len(right), "eps": eps,
+        "settings": {}, "seed": 0, "precision": "fp32", "doubts": list(doubts), "pixels": pixels,
+        "fingerprint": cache.fingerprint(right), "key": key, "asked": "", "probe": list(probe),
+    }  # fmt: skip
+    cache.add(folder, entry, right)
+
+
+def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
+    look = functools.partial(of_square, tmp_path, [1.0, 2.0], 8 / 255)
+    left, none = np.arange(80) < 60, np.zeros(80, bool)
+    assert look() == []
+    stored(tmp_path, "square", none)
+    for part in ("apgd-ce", "apgd-t"):
+        stored(tmp_path, part, left)
+    assert look() == []  # without all three it is no AutoAttack
+    stored(tmp_path, "fab-t", left, pixels="other images")
+    stored(tmp_path, "fab-t", left, probe=(3.0, 4.0))  # another model
+    stored(tmp_path, "fab-t", left, eps=4 / 255)
+    assert look() == []
+    stored(tmp_path, "fab-t", left & (np.arange(80) > 3))
+    (doubt,) = look()
+    assert doubt.startswith("Square, which needs no gradient, broke 56 of 80 images")
+    stored(tmp_path, "autoattack", left, doubts=["a doubt"], eps=4 / 255)
+    assert look() == [doubt]
+    stored(tmp_path, "autoattack@8/255", left, doubts=["a doubt"])
+    assert sorted(look()) == sorted(["a doubt", doubt])
+    (tmp_path / "eval.json").write_text(json.dumps({"schema_version": 1, "entries": [{"eps": 8 / 255}]}))
+    assert look() == []
+
+
+def test_doubts_about_kept_figures_are_in_the_report(plane, pair, tmp_path):
+    settings = {"data": pair, "eps": 0.02, "step_size": 0.01, "out": tmp_path}
+    assert check(plane, **settings).verdict == EXPECTED
+    probe = identity.signature(plane(pair[0][: identity.PROBES]).detach())
+    stored(tmp_path, "autoattack", np.zeros(40, bool), probe=tuple(probe), eps=0.02, doubts=["a doubt", "a doubt"])
+    report = check(plane, **settings)
+    assert (report.doubts, report.verdict) == (["a doubt"], SUSPICIOUS)
