@@ -189,7 +189,7 @@ def test_additions_to_the_package_work(tmp_path):
     own_pictures(tmp_path / "data" / "mine")
     grown = [block for document in DOCUMENTS for block in blocks(document) if block.grown]
     texts = {language: dict.fromkeys(b.text for b in grown if b.language == language) for language in ("python", "sh")}
-    assert len(texts["python"]) == len(texts["sh"]) == 6  # attack, map, rule, objective, data set, model
+    assert len(texts["python"]) == len(texts["sh"]) == 7  # attack, map, rule, objective, augmentation, data set, model
     for text in texts["python"]:
         grow(tmp_path, text)
     code = (
@@ -207,7 +207,7 @@ def test_additions_to_the_package_work(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = {path.parent.name for path in tmp_path.glob("runs/*/checkpoints")}
-    assert made == {"cw", "hirescam", "half", "alp", "mine", "plain"}
+    assert made == {"cw", "hirescam", "half", "alp", "flip", "mine", "plain"}
 
 
 # -- what is named exists
@@ -294,7 +294,8 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
     assert {path for path in there if not path.startswith("eval/")} == files
 
 
-def test_rules_and_attacks_are_the_documented_ones():
+def test_rules_augmentations_and_attacks_are_the_documented_ones():
     assert {rule.partition(":")[0] for rule in table("how-it-works.md", "Budgets")} == {"none", *masks.RULES}
+    assert table("how-it-works.md", "Augmentation") == set(data.augment.AUGMENTS)
     for attack in table("evaluation.md", "Evaluation"):
         suite.parse_attack(attack.replace("K", "20").replace("R", "5"))

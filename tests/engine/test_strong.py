@@ -1,4 +1,4 @@
-"""What makes a recipe strong, all together: augmentation of every kind, smoothed labels, perturbed weights, averaging."""
+"""What makes a recipe strong, all together: every augmentation, smoothed labels, perturbed weights, averaging."""
 
 import copy
 import dataclasses
