@@ -118,6 +118,21 @@ def test_the_shapes_recipes_are_the_same_methods_on_the_embedded_set(method):
     assert without_new_fields(RECIPES[f"shapes-{method}"](), expected) == expected
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_transformers_have_adamw_clipping_a_growing_eps_and_maps_of_their_attention(method):
+    adamw = {"name": "adamw", "momentum": 0.9, "weight_decay": 0.05, "schedule": "cosine", "warmup": 0.1, "clip": 1.0}
+    both = {"normalize": True, "eps_ramp": 10, "awp": {"gamma": 0.0, "after": 0}}
+    sets = {
+        "shapes": {"model": "vit-tiny", "epochs": 20, "optim": adamw | {"lr": 2e-3}, "precision": "fp32", "ema": 0.99},
+        "cifar10": {"model": "vit-small", "epochs": 60, "optim": adamw | {"lr": 5e-4}, "precision": "bf16"},
+    }
+    for name, settings in sets.items():
+        expected = common(method, burn_in=3 if name == "shapes" else 15) | both | settings
+        expected |= {"recipe": f"{name}-vit-{method}", "dataset": name}
+        expected["mask"] |= {"cam": "gradient-rollout"}
+        assert without_new_fields(RECIPES[f"{name}-vit-{method}"](), expected) == expected
+
+
 PAPER = {  # what differs between the paper's sets
     "svhn": {"augment": "none", "attack": {"step_size": "1/255", "steps": 10}, "model": "resnet18", "batch_size": 128},
     "tinyimagenet": {"augment": "crop-flip", "attack": {"step_size": "2/255"}, "model": "wrn-34-10", "batch_size": 512},
@@ -139,7 +154,7 @@ def test_the_papers_other_sets_have_the_papers_settings(dataset, method):
 def test_every_recipe_is_named_after_itself_and_no_two_are_the_same_run():
     configs = [make() for make in RECIPES.values()]
     assert [config.recipe for config in configs] == list(RECIPES)
-    assert len({config.hash() for config in configs}) == len(RECIPES) == 42
+    assert len({config.hash() for config in configs}) == len(RECIPES) == 54
 
 
 def test_a_method_differs_from_its_plain_sibling_in_mask_and_burn_in_alone():
