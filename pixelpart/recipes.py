@@ -103,7 +103,7 @@ def cifar10_strong(method: str, **overrides: Any) -> Config:
 def shapes_vit(method: str, **overrides: Any) -> Config:
     """A small transformer on the embedded set, its maps from its attention; some ten minutes on a laptop.
 
-    At 8/255 plain SGD leaves it at chance. It learns with AdamW, clipped gradients, scaled pixels and an eps that grows.
+    At 8/255 SGD leaves it at chance. It learns with AdamW, clipped gradients, scaled pixels and an eps that grows.
     """
     return _config(
         f"shapes-vit-{method}",
