@@ -9,6 +9,7 @@ from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pixelpart.data.augment import AUGMENTS, PAD, Params, apply, draw, kept, mixed, picture
+from pixelpart.data.augment.colour import recoloured
 from pixelpart.data.augment.moving import inside
 from pixelpart.data.augment.params import Warp
 from pixelpart.errors import UserError
@@ -268,6 +269,14 @@ def test_each_operation_has_its_turn_and_half_of_the_images_are_erased():
     angles = torch.atan2(params.warp.matrix[:, 1, 0], params.warp.matrix[:, 0, 0]).abs().rad2deg()
     assert angles.max() == pytest.approx(10, abs=0.2)
     assert params.flip.float().mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_colours_change_in_pictures_and_not_in_masks():
+    params, images = draws_of("idbh", 64), torch.rand(64, 3, 32, 32)
+    plain, shown = apply(params, images), picture(params, images)
+    assert torch.equal((plain != shown).flatten(1).any(1), params.colour.operation >= 0)
+    assert torch.equal(shown, apply(params, recoloured(params.colour, images)))
+    assert (shown.amax(1)[plain.amax(1) == 0] == 0).all()  # padding and holes stay empty
 
 
 def test_an_unknown_kind_names_the_choices():
