@@ -48,9 +48,10 @@ def fuse_blocks(network: fx.GraphModule) -> None:
             shortcut, spent = found
             _replace_block(network, node, shortcut, spent)
     for node in network.graph.nodes:
-        if node.target is RESIDUAL:  # its only reader takes the output, whose readers may be blocks again
-            (out,) = node.users
-            node.update_arg(9, all(user.target is RESIDUAL and user.args[0] is out for user in out.users))
+        if node.target in (RESIDUAL, STEM):
+            (out,) = node.users if node.target is RESIDUAL else (node,)
+            ready = all(user.target is RESIDUAL and user.args[0] is out for user in out.users)
+            node.update_arg(len(node.args) - 1, ready and _is_rectified(out))
 
 
 def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, list[fx.Node]] | None:
@@ -79,7 +80,7 @@ def _fuse_first(network: fx.GraphModule, modules: dict[str, nn.Module], cast: An
     (user,) = cast.users if len(cast.users) == 1 else (None,)
     relu = user is not None and _is_relu(user, modules)
     nodes = [user, cast, cast.args[0]] if relu else [cast, cast.args[0]]
-    return _replace(network, nodes, STEM, relu)
+    return _replace(network, nodes, STEM, relu, False)
 
 
 def _fuse_relu(network: fx.GraphModule, modules: dict[str, nn.Module], relu: Any) -> list[fx.Node]:

@@ -21,9 +21,12 @@ BLOCK = 128
 
 
 @torch.library.custom_op("pixelpart::stem", mutates_args=())
-def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """conv(x, weight) + bias, and ReLU if so asked, in bf16; stride 1, padding 1."""
-    if not (x.is_cuda and triton is not None):
+def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, ready: bool = False) -> Tensor:
+    """conv(x, weight) + bias, and ReLU if so asked, in bf16; stride 1, padding 1.
+
+    `ready` says that the gradient which arrives has ReLU's own already applied (see `residual`).
+    """
+    if not _suited(x, len(weight)):
         out = F.conv2d(x, weight, bias, padding=1)
         return _nhwc((out.relu() if relu else out).to(torch.bfloat16))
     x, weight = _nhwc(x), _nhwc(weight)
@@ -38,12 +41,13 @@ def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
 @torch.library.custom_op("pixelpart::stem_backward", mutates_args=())
 def stem_backward(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor:
     """The gradient with respect to the pixels, in fp32; `output` is what came out of the ReLU, if there was one."""
-    if not (grad.is_cuda and triton is not None):
+    if not _suited(grad, len(weight)):
         grad = grad if output is None else torch.where(output > 0, grad, 0)
         return _nhwc(F.conv_transpose2d(grad.to(weight.dtype), weight, padding=1))
     grad, weight = _nhwc(grad), _nhwc(weight)
     n, _, h, w = grad.shape
-    pixels, parts, back = n * h * w, grad.new_empty((n * h * w, 32), dtype=torch.float32), _like(grad, 3, torch.float32)
+    pixels, back = n * h * w, _like(grad, 3, torch.float32)
+    parts = grad.new_empty((27, pixels), dtype=torch.float32)
     _parts[(triton.cdiv(pixels, BLOCK),)](
         grad,
         grad if output is None else _nhwc(output),
@@ -60,7 +64,7 @@ def stem_backward(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor
 
 
 @stem.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, ready: bool = False) -> Tensor:
     return _like(x, len(weight), torch.bfloat16)
 
 
@@ -70,14 +74,14 @@ def _(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, weight, _, ctx.relu = inputs
-    # without a ReLU the output is not needed, and may be changed in place
-    ctx.save_for_backward(weight, *([output] if ctx.relu else []))
+    _, weight, _, relu, ready = inputs
+    # where it is not needed, the output may be changed in place
+    ctx.save_for_backward(weight, *([output] if relu and not ready else []))
 
 
 def _stem_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     weight, *output = ctx.saved_tensors
-    return stem_backward(grad, weight, output[0] if output else None), None, None, None
+    return stem_backward(grad, weight, output[0] if output else None), *[None] * 4
 
 
 stem.register_autograd(_stem_backward, setup_context=_remember)
@@ -100,6 +104,12 @@ def suits(conv: torch.nn.Conv2d) -> bool:
         and 16 <= width <= 256
         and width & (width - 1) == 0
     )
+
+
+def _suited(tensor: Tensor, channels: int) -> bool:
+    """Whether the kernels below can do it: they count what they read and write in 32 bits."""
+    n, _, h, w = tensor.shape
+    return tensor.is_cuda and triton is not None and n * h * w * max(channels, 32) < 2**31
 
 
 def _nhwc(tensor: Tensor) -> Tensor:
@@ -143,25 +153,22 @@ if triton is not None:
         arriving = tl.load(grad + at, mask=here, other=0.0)
         if relu:
             arriving = tl.where(tl.load(output + at, mask=here, other=0.0) > 0.0, arriving, 0.0)
-        taps = tl.load(weight + o[:, None] * 27 + k[None, :], mask=(k < 27)[None, :], other=0.0)
+        taps = tl.load(weight + o[None, :] * 27 + k[:, None], mask=(k < 27)[:, None], other=0.0)
         high = taps.to(tl.bfloat16)
-        total = tl.dot(arriving, high)
-        total = tl.dot(arriving, (taps - high.to(tl.float32)).to(tl.bfloat16), total)
-        tl.store(parts + p[:, None] * 32 + k[None, :], total, mask=here)
+        total = tl.dot(high, tl.trans(arriving))  # pixels along rows, so that neighbours are stored and read together
+        total = tl.dot((taps - high.to(tl.float32)).to(tl.bfloat16), tl.trans(arriving), total)
+        tl.store(parts + k[:, None] * pixels + p[None, :], total, mask=(k < 27)[:, None] & (p < pixels)[None, :])
 
     @triton.jit
     def _gather(parts, back, pixels, h, w, block: tl.constexpr):  # type: ignore[no-untyped-def]
         """The sum of what a pixel's neighbours send it."""
         p = tl.program_id(0) * block + tl.arange(0, block)
         column, row = p % w, (p // w) % h
-        c = tl.arange(0, 4)
-        total = tl.zeros((block, 4), dtype=tl.float32)
-        for tap in tl.static_range(9):
-            down, right = tap // 3 - 1, tap % 3 - 1
-            y, z = row - down, column - right
-            inside = (y >= 0) & (y < h) & (z >= 0) & (z < w) & (p < pixels)
-            q = p - down * w - right
-            total += tl.load(
-                parts + q[:, None] * 32 + tap * 3 + c[None, :], mask=inside[:, None] & (c < 3)[None, :], other=0.0
-            )
-        tl.store(back + p[:, None] * 3 + c[None, :], total, mask=(p < pixels)[:, None] & (c < 3)[None, :])
+        for c in tl.static_range(3):
+            total = tl.zeros((block,), dtype=tl.float32)
+            for tap in tl.static_range(9):
+                down, right = tap // 3 - 1, tap % 3 - 1
+                y, z = row - down, column - right
+                inside = (y >= 0) & (y < h) & (z >= 0) & (z < w) & (p < pixels)
+                total += tl.load(parts + (tap * 3 + c) * pixels + p - down * w - right, mask=inside, other=0.0)
+            tl.store(back + p * 3 + c, total, mask=p < pixels)

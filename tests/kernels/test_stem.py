@@ -66,6 +66,16 @@ def check(inputs, relu):
     assert ((back.double() - exact_back).abs() <= 2**-15 * size_back).all()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_arrives_ready_is_not_rectified_again(device):
+    """It is taken as it is, also where the output is zero."""
+    x, weight, bias, grad = case(SHAPES[2], 16, device)
+    plain = torch.autograd.grad(stem(x, weight, bias, False), x, grad)[0]
+    out = stem(x, weight, bias, True, True)
+    assert torch.equal(out, stem(x, weight, bias, True))
+    assert torch.equal(torch.autograd.grad(out, x, grad)[0], plain)
+
+
 def test_by_hand():
     """A kernel that takes the left neighbour in red less the pixel itself in blue."""
     weight = torch.zeros(16, 3, 3, 3)
