@@ -53,6 +53,7 @@ class Phase:
     classes: int
     mask: Mask | None = None
     awp: float = 0.0  # how far the weights are perturbed, as a share of their norms
+    share: float = 1.0  # of the budgets above, while eps ramps up
 
     @property
     def looks(self) -> bool:
@@ -70,26 +71,17 @@ class Plan:
     main: Phase
 
     def phase(self, epoch: int) -> Phase:
-        """How this epoch trains; while eps ramps up, with budgets that are a share of what they will be."""
+        """How this epoch trains; while eps ramps up, with a share of the budgets that there will be."""
         phase = self.burn_in if epoch < self.config.burn_in.epochs else self.main
         if self.config.awp.gamma and epoch >= self.config.awp.after:
             phase = dataclasses.replace(phase, awp=self.config.awp.gamma)
         ramp = self.config.eps_ramp
-        return phase if epoch >= ramp else scaled(phase, (epoch + 0.5) / ramp)
+        return phase if epoch >= ramp else dataclasses.replace(phase, share=(epoch + 0.5) / ramp)
 
     def renews_maps(self, epoch: int) -> bool:
         """Whether the store is refilled before this epoch: when burn-in ends, and every so many epochs from there."""
         every, since = self.config.mask.every, epoch - self.config.burn_in.epochs
         return self.main.mask is not None and every > 0 and since >= 0 and since % every == 0
-
-
-def scaled(phase: Phase, share: float) -> Phase:
-    """The phase with every budget multiplied by `share`."""
-    mask = phase.mask
-    if mask is not None:
-        budget = mask.budget
-        mask = dataclasses.replace(mask, budget=lambda heat: share * budget(heat))
-    return dataclasses.replace(phase, eps=share * phase.eps, middle=share * phase.middle, mask=mask)
 
 
 def build(config: Config) -> Plan:

@@ -21,6 +21,7 @@ from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.types import Images, Labels
 
+Key = tuple[str, float, bool, int]  # what two steps from one graph have in common
 UNFIT = (RuntimeError, torch._dynamo.exc.TorchDynamoException)  # what compiling or capturing may raise
 
 
@@ -37,14 +38,14 @@ class Captured:
             signed_step, total_loss=compiled(total_loss), move=compiled(move)
         )
         learner.freeze.compile()
-        self._graphs: dict[tuple[str, float, float, int], tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
+        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
+        self._objectives: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self.plain = False
 
     def __call__(self, learner: Learner, phase: Phase, inputs: StepInputs) -> None:
         assert learner is self.learner
-        # eps grows from epoch to epoch while it ramps up, and weights may be perturbed from some epoch on
-        key = (phase.name, phase.eps, phase.awp, len(inputs.labels))
+        key = (phase.name, phase.awp, inputs.share is None, len(inputs.labels))
         if key not in self._graphs and not self.plain:
             self._capture_or_say(key, phase, inputs)
         if self.plain:
@@ -54,19 +55,22 @@ class Captured:
             buffer.copy_(value)
         graph.replay()
 
-    def _capture_or_say(self, key: tuple[str, float, float, int], phase: Phase, inputs: StepInputs) -> None:
+    def _capture_or_say(self, key: Key, phase: Phase, inputs: StepInputs) -> None:
         """Adds the graph of a phase and batch size; the learner is as before."""
         state = self.learner.state()
         before = {name: tensor.clone() for name, tensor in state.items()}
         try:
-            self._graphs[key] = self._capture(
-                compile_phase(phase, self.ascend) if key[-1] == self.full else phase, inputs
-            )
+            self._graphs[key] = self._capture(self._compiled(phase) if key[-1] == self.full else phase, inputs)
         except UNFIT as error:
             self._give_up(error)
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(before[name])
+
+    def _compiled(self, phase: Phase) -> Phase:
+        """The phase with compiled functions; phases that differ in budgets or awp alone share the objective's."""
+        made = compile_phase(phase, self.ascend)
+        return dataclasses.replace(made, objective=self._objectives.setdefault(phase.objective, made.objective))
 
     def _capture(self, phase: Phase, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, StepInputs]:
         """The graph of one step, and the buffers it reads; what it learns on the way is to be undone."""

@@ -33,4 +33,5 @@ def step_inputs(
         moves[mine],
         noise[..., mine, :, :, :],
         maps=store.get(batch.index) if store is not None and phase.mask is not None else None,
+        share=batch.images.new_full((len(batch.labels), 1, 1, 1), phase.share) if phase.share < 1 else None,
     )

@@ -23,7 +23,7 @@ class Tally:
         self.sums = torch.zeros(len(self.FIELDS), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, loss: Tensor, budget: Budget, dead: Tensor, *, n: int, middle: float) -> None:
+    def add(self, loss: Tensor, budget: Budget, dead: Tensor, *, n: int, middle: Budget) -> None:
         level = budget if isinstance(budget, Tensor) else loss.new_full((), budget)
         values = (
             torch.ones_like(loss),

@@ -51,7 +51,7 @@ def damage(learner: Learner, phase: Phase, x: Images, y: Labels) -> float:
     budget: Budget = phase.eps
     if phase.mask is not None:
         budget = phase.mask.budget(masks.upscale(maps_of(learner, phase, x, y), (x.shape[-2], x.shape[-1])))
-    return probe.damage(learner.freeze(), x, y, budget)
+    return probe.damage(learner.freeze(), x, y, phase.share * budget)
 
 
 @torch.no_grad()

@@ -16,18 +16,23 @@ from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
 from pixelpart.frozen import Frozen
 from pixelpart.losses import likeliest, one_hot
-from pixelpart.types import Activations, Budget, Images, Labels, Logits, Map, Targets
+from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Targets
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What changes from step to step: a mini-batch, its augmentation, its start noise, its stored maps if any."""
+    """What changes from step to step: a mini-batch, its augmentation, its start noise, its stored maps if any.
+
+    While eps ramps up, also the share of the budgets that each image has; a tensor, so that one captured step serves
+    the whole ramp.
+    """
 
     images: Images
     labels: Labels
     augmentation: augment.Params
     noise: Tensor
     maps: Map | None = None
+    share: BudgetMap | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
     clean = look(model, x) if phase.looks else None
 
     budget, dead = pixel_budget(learner, model, phase, x, y, clean, inputs)  # Algorithm 1
+    middle: Budget = phase.middle
+    if inputs.share is not None:
+        budget, middle = inputs.share * budget, inputs.share * middle
     start = start_points(x, budget, inputs.noise, kind=phase.start)
     away_from = target if phase.compares_targets else y
     if clean is not None and phase.compares_logits:
@@ -55,7 +63,7 @@ def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
 
     # Algorithm 3, line 8
     loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, target), awp=phase.awp)
-    learner.tally.add(loss, budget, dead, n=len(y), middle=phase.middle)
+    learner.tally.add(loss, budget, dead, n=len(y), middle=middle)
 
 
 def shown(phase: Phase, x: Images, inputs: StepInputs) -> Targets:

@@ -7,6 +7,7 @@ inductor itself is in the slow tests. In float64, so that no sign of a gradient 
 """
 
 import copy
+import dataclasses
 import functools
 import math
 
@@ -101,6 +102,22 @@ def test_two_compiled_steps_equal_two_plain_ones_and_the_second_compiles_nothing
             assert graphs == 4
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
+    for (name, mine), theirs in zip(fast.state().items(), plain.state().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("backend", ["eager"], indirect=True)
+def test_a_ramp_compiles_once_however_long_it_is(backend):
+    plan = plan_for("at", epochs=12, eps_ramp=12)
+    fast, plain = learner_for(plan), learner_for(plan)
+    fast.freeze.compile()
+    phase = compile_phase(plan.phase(0), compiled_ascend())
+    for epoch in range(12):  # more than the eight versions of a function that torch keeps
+        share = torch.full((6, 1, 1, 1), plan.phase(epoch).share, dtype=torch.float64)
+        inputs = dataclasses.replace(some_inputs(plan, seed=epoch), share=share)
+        train_step(fast, phase, inputs)
+        train_step(plain, plan.phase(epoch), inputs)
+        assert counters["stats"]["unique_graphs"] == 4
     for (name, mine), theirs in zip(fast.state().items(), plain.state().values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8, msg=name)
 

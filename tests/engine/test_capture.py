@@ -5,6 +5,7 @@ process of its own, since in this one shapes are checked at every call.
 """
 
 import copy
+import dataclasses
 import os
 import subprocess
 import sys
@@ -162,6 +163,25 @@ def test_perturbed_weights_have_a_graph_of_their_own_and_end_as_in_plain_steps(c
         train_step(plain, plan.phase(epoch), some_inputs(seed=epoch))
         assert_same_state(fast, plain)
     assert len(step._graphs) == 2
+
+
+def test_one_graph_serves_a_whole_ramp_and_one_compiled_objective_what_follows_too(cuda, monkeypatch):
+    made = []
+    monkeypatch.setattr(capture, "compiled", lambda function: made.append(function) or function)
+    plan = plan_for("at", epochs=12, eps_ramp=10, awp={"gamma": 0.01, "after": 9})
+    fast, plain = learner_for(plan), learner_for(plan)
+    step, used = Captured(fast, full=6), set()
+    original = capture.train_step
+    monkeypatch.setattr(capture, "train_step", lambda a, b, c: (used.add(b.objective), original(a, b, c))[1])
+    for epoch in range(12):
+        inputs, phase = some_inputs(seed=epoch), plan.phase(epoch)
+        if phase.share < 1:
+            inputs = dataclasses.replace(inputs, share=torch.full((6, 1, 1, 1), phase.share))
+        step(fast, phase, inputs)
+        train_step(plain, phase, inputs)
+        assert_same_state(fast, plain)
+    assert len(step._graphs) == 3  # the ramp, the ramp with perturbed weights, and without a ramp
+    assert len(used) == 1
 
 
 def test_only_full_batches_are_compiled(cuda, monkeypatch):

@@ -1,5 +1,6 @@
 """Training on the user's own pictures and code, the ramp of eps, and a run that collapses."""
 
+import dataclasses
 import shutil
 import sys
 
@@ -8,11 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from pixelpart import cli, data
+from pixelpart import cli, data, draws
 from pixelpart.config import Config, config_from
+from pixelpart.data import augment
 from pixelpart.engine.build import build
-from pixelpart.engine.review import collapsed
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.review import collapsed, damage
 from pixelpart.engine.sets import settled
+from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import train
 from pixelpart.errors import UserError
 from pixelpart.progress import Screen
@@ -86,25 +90,41 @@ def test_what_a_config_says_of_its_set_has_to_be_so(photos):
 def test_budgets_grow_linearly_and_then_stay():
     config = config_from({"model": "tiny-cnn", "eps_ramp": 4, "epochs": 8, "mask": {"rule": "mean"}}, source="test")
     plan = build(config)
-    assert [plan.phase(epoch).eps / config.eps for epoch in range(6)] == pytest.approx(
-        [0.125, 0.375, 0.625, 0.875, 1, 1]
-    )
-    heat = torch.tensor([[[0.0, 1.0], [0.2, 0.9]]])
-    full = plan.phase(4).mask.budget(heat)
-    assert torch.allclose(plan.phase(1).mask.budget(heat), 0.375 * full)
-    assert plan.phase(1).middle == pytest.approx(0.375 * plan.main.middle)
+    assert [plan.phase(epoch).share for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, 1, 1]
     assert plan.phase(4) is plan.main
+    learner = Learner(plan.model, config, torch.device("cpu"))
+    x, y = torch.rand(4, 3, 32, 32, generator=draws.generator(0, "test")), torch.arange(4)
+    full, less = (damage(learner, plan.phase(epoch), x, y) for epoch in (4, 1))
+    assert less == pytest.approx(0.375 * full)
 
 
-def test_the_first_epochs_of_a_ramp_train_with_less(tmp_path, monkeypatch):
+@pytest.mark.parametrize("rule", ["none", "mean"])
+def test_the_first_epochs_of_a_ramp_train_with_less(tmp_path, monkeypatch, rule):
     some = tuple(tensor[:64] for tensor in data.shapes.generate("train"))
     monkeypatch.setattr(data, "load", lambda name, **_: some)
-    config = config_from(
-        {"model": "tiny-cnn", "epochs": 3, "eps_ramp": 2, "holdout": 16, "probe": 16, "attack": {"steps": 1}},
-        source="test",
-    )
+    small = {"model": "tiny-cnn", "epochs": 3, "eps_ramp": 2, "holdout": 16, "probe": 16, "attack": {"steps": 1}}
+    config = config_from(small | {"mask": {"rule": rule}}, source="test")
     run = train(config, tmp_path / "run", screen=Screen(quiet=True))
-    assert [row["budget_mean"] * 255 for row in run.metrics] == pytest.approx([2, 6, 8])
+    for row, share in zip(run.metrics, (0.25, 0.75, 1), strict=True):
+        high = row["high_fraction"]
+        assert row["budget_mean"] * 255 == pytest.approx(share * (7 + high))
+        assert high == 1 if rule == "none" else 0 < high < 1
+
+
+def test_in_a_ramp_the_attack_stays_within_the_share_that_each_image_has():
+    plan = build(Config(model="tiny-cnn", mask={"rule": "mean"}, attack={"steps": 2, "step_size": 8 / 255}))
+    learner, seen = Learner(plan.model, plan.config, torch.device("cpu")), {}
+    x = torch.full((3, 3, 32, 32), 0.5)
+    share = torch.tensor([0.0, 0.25, 1.0])[:, None, None, None]
+    noise, moves = torch.ones_like(x), augment.draw("none", 3, generator=draws.generator(0, "test"))
+
+    def attack(*args, **rest):
+        seen["moved"] = (plan.main.attack(*args, **rest) - x).abs().amax((1, 2, 3))
+        return plan.main.attack(*args, **rest)
+
+    phase = dataclasses.replace(plan.main, attack=attack)
+    train_step(learner, phase, StepInputs(x, torch.arange(3), moves, noise, share=share))
+    assert (seen["moved"] * 255).tolist() == pytest.approx([0, 2, 8], abs=1e-4)
 
 
 def test_a_ramp_that_is_not_used_leaves_a_configs_hash_alone():

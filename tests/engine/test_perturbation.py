@@ -142,7 +142,7 @@ def test_batch_norm_counts_one_forward_a_step():
 def test_it_begins_at_its_epoch_also_in_the_middle_of_a_ramp():
     plan = plan_for("part", epochs=6, burn_in={"epochs": 1}, eps_ramp=4, awp={"gamma": 0.01, "after": 2})
     assert [plan.phase(epoch).awp for epoch in range(6)] == [0, 0, 0.01, 0.01, 0.01, 0.01]
-    assert plan.phase(2).eps == pytest.approx(8 / 255 * 2.5 / 4)
+    assert plan.phase(2).share == 2.5 / 4
     assert plan_for("at", awp={}).phase(5).awp == 0
 
 
