@@ -1,10 +1,16 @@
 """Who else takes part in a run: one process, or `size` of them, each with its slice of the work."""
 
+import json
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pixelpart.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +58,40 @@ def joined() -> Iterator[World]:
     finally:
         gc.collect()  # gloo aborts at exit now and then if anything still holds on to the group
         dist.destroy_process_group()
+
+
+def launch(workers: int, args: list[str]) -> int:
+    """Runs `pixelpart ARGS` in so many processes by torchrun's agent, and returns the exit code of the first to fail.
+
+    When one fails the others are ended. What a worker hands over by `tell_launcher` is raised here, once.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its report is for developers
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    config = LaunchConfig(
+        1, 1, workers, run_id="pixelpart", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "pixelpart", *args)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode == 2:
+            raise UserError(failure.message) from None
+        if failure.exitcode < 0:
+            print(f"pixelpart: worker {rank} was ended by {failure.signal_name()}", file=sys.stderr)
+        return 1
+    except SignalException:
+        raise KeyboardInterrupt from None
+    return 0
+
+
+def tell_launcher(error: UserError) -> int:
+    """Leaves a user's mistake where `launch` finds it; returns the exit code that says so."""
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": str(error)}), encoding="utf-8")
+    return 2
 
 
 def local_device() -> str | None:

@@ -51,10 +51,12 @@ def apgd_search(
     if steps < 0:
         raise UserError(f"steps {steps} must not be negative")
     table = TOWARDS if targets else AWAY
-    loss_of = choose(table, loss or ("dlr" if targets else "ce"), "loss with targets" if targets else "loss")
+    loss = loss or ("dlr" if targets else "ce")
+    loss_of = choose(table, loss, "loss with targets" if targets else "loss")
+    fewest = 3 if loss == "dlr" and not targets else 2
     geometry = choose(GEOMETRIES, norm, "norm")(steps)
     begin, advance = partial(_begin, geometry), partial(_advance, geometry, loss_of)
-    return Search(begin, advance, geometry.looks, targets, restarts, norm)
+    return Search(begin, advance, geometry.looks, targets, restarts, norm, fewest)
 
 
 def dlr_towards(logits: Logits, y: Labels, target: Labels) -> PerSample:

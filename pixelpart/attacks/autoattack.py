@@ -1,6 +1,6 @@
 """AutoAttack (Croce and Hein 2020): several attacks one after the other, each at what those before it left standing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -67,7 +67,8 @@ def autoattack(
 ) -> Flags:
     """Which images the model still classifies right after all attacks of the version, standard or plus.
 
-    The search may run in bf16; IEEE fp32 decides. Images are attacked `slots` at a time.
+    The search may run in bf16; IEEE fp32 decides. Images are attacked `slots` at a time. Of two classes there is no
+    dlr, and plus goes without its apgd-dlr.
     """
     parts = choose(VERSIONS, version, "version")
     dtype = choose(PRECISIONS, search, "search")
@@ -84,7 +85,7 @@ def autoattack(
         if net is not judge and not agrees(net, x[:PROBES], clean[:PROBES], dtype):
             net = judge
         robust = is_right(clean, y)
-        for name, part in parts.items():
+        for name, part in suited(parts, clean.shape[1]).items():
             broken = hunt(
                 name,
                 part,
@@ -132,6 +133,11 @@ def hunt(
         return ~is_right(judge(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
 
     return Sweep(search, net, begin, confirm, slots, say)(tries, settle)
+
+
+def suited(parts: Mapping[str, Search], classes: int) -> dict[str, Search]:
+    """The searches that can be made with so many classes."""
+    return {name: part for name, part in parts.items() if part.fewest <= classes}
 
 
 def view_for_search(model: Model, dtype: torch.dtype | None, device: torch.device) -> Model:

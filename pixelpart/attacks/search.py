@@ -29,7 +29,8 @@ class Search:
 
     A sample that is not broken is tried again with other keys, `restarts` times for each of the `targets` most likely
     wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
-    The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius.
+    The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius. With less than `fewest` classes
+    it has nothing to climb.
     """
 
     begin: Callable[[Images, Labels, Tensor, Keys, Labels], State]
@@ -38,6 +39,7 @@ class Search:
     targets: int = 0
     restarts: int = 1
     norm: str = "linf"
+    fewest: int = 2
 
     def __post_init__(self) -> None:
         if self.targets < 0 or self.restarts < 1:

@@ -1,9 +1,8 @@
 """`pixelpart evaluate`."""
 
+import argparse
 import json
 import os
-import subprocess
-import sys
 
 from pixelpart import defaults
 from pixelpart.commands.arguments import (
@@ -16,11 +15,12 @@ from pixelpart.commands.arguments import (
     positive,
 )
 from pixelpart.dataname import with_options
+from pixelpart.errors import UserError
 from pixelpart.flags import Parser
 from pixelpart.progress import Screen
 
 
-def evaluate(args: list[str]) -> int | None:
+def evaluate(args: list[str]) -> int:
     """Measures a model's accuracy on test images, as they are and under attack."""
     parser = Parser(prog="pixelpart evaluate", description=evaluate.__doc__)
     parser.add_argument(
@@ -69,16 +69,21 @@ def evaluate(args: list[str]) -> int | None:
     add_running(parser, json="the entries of eval.json on stdout")
     found = parser.parse_all(args)
     found.data = with_options(found.data or "", size=found.size, skip_bad=found.skip_bad) or None
-    if found.workers > 1 and "WORLD_SIZE" not in os.environ:
-        command = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={found.workers}",
-            "-m",
-            "pixelpart",
-        ]
-        return subprocess.run([sys.executable, *command, "evaluate", *args]).returncode
+    if found.workers > 1:
+        from pixelpart.world import launch, tell_launcher
+
+        if "WORLD_SIZE" not in os.environ:
+            return launch(found.workers, ["evaluate", *args])
+        try:
+            measure(found)
+        except UserError as error:
+            return tell_launcher(error)
+        return 0
+    measure(found)
+    return 0
+
+
+def measure(found: argparse.Namespace) -> None:
     from pixelpart.evaluation.suite import evaluate as run_evaluation
     from pixelpart.world import joined, local_device
 
@@ -103,8 +108,7 @@ def evaluate(args: list[str]) -> int | None:
             world=world,
         )
     if not world.leads:
-        return None
+        return
     print(json.dumps(result.entries, indent=2) if found.json else result)
     if any(entry["flags"] is None for entry in result.entries):
         screen.say("these results are not kept; --out FOLDER keeps them")
-    return None

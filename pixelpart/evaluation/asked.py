@@ -4,19 +4,19 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pixelpart import draws
 from pixelpart.attacks import ATTACKS, SEARCHES, TOGETHER, VERSIONS, ball
-from pixelpart.attacks.autoattack import autoattack
+from pixelpart.attacks.autoattack import autoattack, suited
 from pixelpart.attacks.search import Search
 from pixelpart.config import Config, parse_fraction, write_fraction
 from pixelpart.errors import UserError
 from pixelpart.evaluation import accuracy, adaptive, identity
 from pixelpart.evaluation.cache import Entry
-from pixelpart.evaluation.reference import release, under_reference
+from pixelpart.evaluation.reference import check_classes, release, under_reference
 from pixelpart.evaluation.searching import under_searches
 from pixelpart.frozen import frozen
 
@@ -90,6 +90,20 @@ def choices() -> str:
     stepped = ", ".join(f"{kind}K, {kind}KxR" for kind in ATTACKS)
     named = ", ".join((*(f"{kind}K" for kind in adaptive.ADAPTIVE), *SEARCHES, *TOGETHER, *AUTOATTACKS))
     return f"natural, {stepped} (K steps, R restarts), {named}; NAME@EPS gives an attack an eps of its own"
+
+
+def fitted(attack: Asked, classes: int, *, engine: str, say: Callable[[str], None] = lambda line: None) -> Asked:
+    """The attack without the searches that need more classes than there are; a UserError where none is left."""
+    if attack.parts and engine == "reference":
+        check_classes(classes)
+        return attack
+    parts = suited(attack.parts, classes)
+    if attack.parts and not parts:
+        fewest = min(part.fewest for part in attack.parts.values())
+        raise UserError(f"{attack.name} needs at least {fewest} classes, not {classes}")
+    for name in attack.parts.keys() - parts.keys():
+        say(f"{attack.name} without {name}, which needs {attack.parts[name].fewest} classes: there are {classes}")
+    return dataclasses.replace(attack, parts=parts)
 
 
 def facts_of(

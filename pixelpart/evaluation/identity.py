@@ -24,6 +24,8 @@ from pixelpart.types import Logits
 
 PACKAGE = Path(__file__).parents[1]
 PROBES = 8
+# Their work is in the key by itself: pixels, weights, and the source of the model's own classes.
+SETTLED = tuple(f"pixelpart.{name}" for name in ("data", "models", "run", "evaluation.subject", "usercode", "errors"))
 AGREEMENT = 1e-4  # of the largest number: far above fp32's rounding, far below any change that moves a decision
 
 
@@ -89,7 +91,10 @@ def source_of(thing: Any) -> str:
 
 
 def sources_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The text that defines a function, and that of pixelpart's files which its own imports, and theirs, by name."""
+    """The text that defines a function, and that of pixelpart's files which its own imports, and theirs, by name.
+
+    What is SETTLED is left out, and so is what only that imports.
+    """
     if isinstance(function, functools.partial):
         return sources_of(function.func) | {"settings": repr((function.args, function.keywords))}
     found = {"function": source_of(function)}
@@ -111,7 +116,8 @@ def _own_imports(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             names |= {name if _file(name).exists() else str(node.module) for name in inner}
-    return {name for name in names if name.startswith("pixelpart.")}
+    own = {name for name in names if name.startswith("pixelpart.")}
+    return {name for name in own if not any(f"{name}.".startswith(f"{settled}.") for settled in SETTLED)}
 
 
 def _file(module: str) -> Path:

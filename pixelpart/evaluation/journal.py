@@ -1,9 +1,10 @@
 """Outcomes by sample, written as they come: what was killed goes on where it stopped, and nothing is done twice.
 
-A journal is a text file. Its first line says whose it is: the question and the model's signature. Where several
-processes share the work, each has its own, and all read all of them at the start. Each line after the first is one
-settled try (part of the attack, sample, number of the try, broken or not) or the seconds worked so far, with a
-checksum. A line that is torn or whose sum is wrong counts as never written.
+A journal is a text file. Its first line says whose it is: the hash of all that the outcome depends on, the model's
+signature, and the question as a reader would put it. Where several processes share the work, each has its own, and all
+read all of them at the start. Each line after the first is one settled try (part of the attack, sample, number of the
+try, broken or not) or the seconds worked so far, with a checksum. A line that is torn or whose sum is wrong counts as
+never written.
 """
 
 import json
@@ -23,8 +24,15 @@ NOTE_AFTER = 10.0  # seconds, at the latest, if something has been settled: a ki
 class Journal:
     """`done` and `broken` are what is known already; `settle` adds to them. Without a path nothing is kept."""
 
-    def __init__(self, path: Path | None = None, *, asked: str = "", probe: list[float] | None = None) -> None:
-        self.path, self.asked = path, asked
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        asked: str = "",
+        probe: list[float] | None = None,
+        question: str | None = None,
+    ) -> None:
+        self.path, self.asked, self.question = path, asked, question
         self.done: dict[tuple[int, int, int], bool] = {}  # (part, sample, try) -> broken
         self.seconds = 0.0
         self._file: int | None = None
@@ -67,11 +75,16 @@ class Journal:
         return {sample for (other, sample, _), wrong in self.done.items() if other == part and wrong}
 
     def discard(self) -> None:
-        """The answer is in eval.json now; what others have written about it goes as well."""
+        """The answer is in eval.json now; what others have written about it goes as well.
+
+        So does what an older version, or the weights before, had settled of the same question.
+        """
         self.__exit__(None, None, None)
         if self.path is not None:
-            for other in self.path.parent.glob(f"{self.path.name.partition('.')[0]}.*journal"):
-                other.unlink(missing_ok=True)
+            name = self.path.name.partition(".")[0]
+            for other in self.path.parent.glob("*.journal"):
+                if other.name.partition(".")[0] == name or (self.question and _question_of(other) == self.question):
+                    other.unlink(missing_ok=True)
 
     def __enter__(self) -> "Journal":
         return self
@@ -106,7 +119,8 @@ class Journal:
         return True
 
     def _begin(self, path: Path, probe: list[float]) -> None:
-        self._head = json.dumps({"asked": self.asked, "probe": probe})
+        about = {"asked": self.asked, "probe": probe} | ({"question": self.question} if self.question else {})
+        self._head = json.dumps(about)
         path.write_text(self._head + "\n", encoding="ascii")
 
     def _write(self, content: str) -> None:
@@ -116,3 +130,12 @@ class Journal:
     def _sum(self, content: str) -> str:
         """Of the first line too: a line of another model's journal is none of this one's."""
         return f"{zlib.crc32(f'{self._head} {content}'.encode()):08x}"
+
+
+def _question_of(path: Path) -> str | None:
+    """The question that a journal's first line names, as a reader would put it."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return json.loads(file.readline()).get("question")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None

@@ -59,10 +59,14 @@ def release() -> str:
 
 def aim_at(attack: Any, classes: int) -> None:
     """As many targets as there are wrong classes, if those are fewer than its own nine."""
-    if classes < FEWEST:
-        raise UserError(f"the engine reference needs {FEWEST} classes or more, for its targets; there are {classes}")
+    check_classes(classes)
     for part in (attack.apgd_targeted, attack.fab):
         part.n_target_classes = min(part.n_target_classes, classes - 1)
+
+
+def check_classes(classes: int) -> None:
+    if classes < FEWEST:
+        raise UserError(f"the engine reference needs {FEWEST} classes or more, for its targets; there are {classes}")
 
 
 @contextlib.contextmanager

@@ -33,16 +33,18 @@ def under_searches(
     journal: Journal,
     tell: Tell,
     say: Callable[[str], None],
+    used: Callable[[str], None] = lambda precision: None,
 ) -> Flags:
     """Which of the images that are `right` to begin with stay so under all parts, each at what those before left.
 
-    What the journal knows is not done again.
+    What the journal knows is not done again. `used` is told the precision of the search if it is not the one asked for.
     """
     right = right.clone()
     clean = clean_logits(model, pictures, batch_size=slots)
-    net, doubt = trusted_view(model, pictures, search, clean)
-    if doubt:
-        say(doubt)
+    net, why = trusted_view(model, pictures, search, clean)
+    if why:
+        say(why)
+        used("fp32")
 
     def take(samples: Tensor) -> tuple[Images, Labels, Tensor]:
         x, y = pictures.take(samples.cpu())

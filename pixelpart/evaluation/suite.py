@@ -1,14 +1,11 @@
 """`evaluate`: how many test images a model gets right, as they are and under attack."""
 
-import dataclasses
 import functools
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,30 +14,28 @@ from pixelpart.attacks.autoattack import default_slots
 from pixelpart.errors import UserError, unknown
 from pixelpart.evaluation import accuracy, adaptive, cache, guards, identity
 from pixelpart.evaluation.asked import (
-    AUTOATTACKS,
     ENGINES,
     Asked,
     check_radius,
     choices,
     facts_of,
+    fitted,
     in_range,
     parse_attack,
     source_of,
 )
 from pixelpart.evaluation.cache import Entry, FlagArray
 from pixelpart.evaluation.journal import Journal
+from pixelpart.evaluation.measuring import Progress, Work, measure
 from pixelpart.evaluation.outcome import Outcome, Result
-from pixelpart.evaluation.reference import under_reference
-from pixelpart.evaluation.searching import choose_search, under_searches
+from pixelpart.evaluation.searching import choose_search
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.subject import Subject, resolve
 from pixelpart.frozen import frozen
 from pixelpart.precision import full_precision
 from pixelpart.run import Run
-from pixelpart.types import Flags
 from pixelpart.world import World
 
-Progress = Callable[[str, int, int, float], None]  # attack, how much of it is done, of how much, share still right
 ALONE = World()
 
 
@@ -92,12 +87,15 @@ def evaluate(
         check_radius(attack, them.pictures.images[0].numel())
     search = choose_search(search, them.pictures.device)
     tell_facts = functools.partial(facts_of, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)
-    all_facts = {attack.name: tell_facts(attack, config=them.config) for attack in wanted}
+    for attack in wanted:
+        tell_facts(attack, config=them.config)  # a mistake in one is told before any is run
     batch_size = batch_size or default_slots(them.pictures.device)
     entries = cache.read_entries(them.folder) if them.folder else []
     outcomes: dict[str, Outcome] = {}
     with full_precision(them.pictures.device), frozen(them.model) as model:
-        signature = identity.signature(accuracy.check_model(model, them.pictures, probes=identity.PROBES))
+        logits = accuracy.check_model(model, them.pictures, probes=identity.PROBES)
+        signature = identity.signature(logits)
+        wanted = [fitted(attack, logits.shape[1], engine=engine, say=say) for attack in wanted]
         if any(attack.kind != "natural" for attack in wanted):
             accuracy.check_gradient(model, them.pictures, probes=identity.PROBES)
         if any(attack.kind in adaptive.ADAPTIVE for attack in wanted):
@@ -107,7 +105,7 @@ def evaluate(
         looked = functools.cache(lambda look: look(model, them.pictures))  # only if something is measured
         clean: FlagArray | None = None
         for attack in wanted:
-            facts = all_facts[attack.name]
+            facts = tell_facts(attack, config=them.config)
             asked = identity.digest([about, facts, source_of(attack, engine=engine)])
             found = cache.find(them.folder, entries, asked=asked, probe=signature) if them.folder else None
             tell = progress or _silent
@@ -120,9 +118,11 @@ def evaluate(
                 doubts = [*them.doubts, *looked(guards.of_model)]
                 if attack.kind != "natural":
                     doubts += [*looked(guards.of_gradients), *guards.of_settings(facts["eps"], facts["settings"])]
-                with Journal(_journal_file(them, asked, world), asked=asked, probe=signature) as journal:
+                file = _journal_file(them, asked, world) if attack.kind != "natural" else None
+                question = _question(attack, them, facts)
+                with Journal(file, asked=asked, probe=signature, question=question) as journal:
                     work = Work(attack, facts, batch_size, journal, tell, doubts, say)
-                    right = _measure(model, them, work, clean, world)
+                    right = measure(model, them, work, clean, world)
                     key = {"asked": asked, "probe": signature, "pixels": about["pixels"]}
                     outcome = _record(work, them, right, key, keep=world.leads)
                     if world.leads:
@@ -133,90 +133,17 @@ def evaluate(
     return Result(outcomes)
 
 
-@dataclass(frozen=True)
-class Work:
-    """What is to be done, where it is written down, and who is told."""
-
-    attack: Asked
-    facts: Entry
-    batch_size: int
-    journal: Journal
-    tell: Progress
-    doubts: list[str]
-    say: Callable[[str], None]
-
-    def doubt(self, line: str) -> None:
-        """Goes with the figure, and is told once."""
-        if line not in self.doubts:
-            self.doubts.append(line)
-            self.say(line)
-
-
-def _measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None, world: World) -> FlagArray:
-    """Which samples one attack leaves right; each process of a world attacks every so many-th of those right at all."""
-    n = len(them.pictures)
-    if work.attack.kind == "natural":
-        told = functools.partial(_report, work, n)
-        return accuracy.natural(model, them.pictures, batch_size=work.batch_size, report=told).numpy()
-    assert clean is not None
-    tell, mine = work.tell, clean & (np.arange(n) % world.size == world.rank)
-    # its own share of the images tells a process how the whole stands
-    work = dataclasses.replace(work, tell=lambda name, done, total, share: tell(name, done, total, share * world.size))
-    return world.any_of(_under_attack(model, them, work, torch.from_numpy(mine))).numpy()
-
-
-def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> Flags:
-    """Which of the samples that are right the attack leaves so, by whoever runs attacks of its kind."""
-    name, facts, pictures = work.attack.name, work.facts, them.pictures
-    limits = {"eps": facts["eps"], "seed": facts["seed"]}
-    if not work.attack.parts:
-        adapted = work.attack.kind in adaptive.ADAPTIVE
-        run: Callable[..., Flags] = adaptive.under_adaptive if adapted else accuracy.under_attack
-        return run(
-            model,
-            pictures,
-            kind=work.attack.kind,
-            right=right,
-            **limits,
-            **facts["settings"],
-            batch_size=work.batch_size,
-            journal=work.journal,
-            report=functools.partial(_report, work, len(pictures)),
-        )
-    if facts["settings"]["engine"] == "reference":
-        version = AUTOATTACKS[work.attack.plain]
-        flags = under_reference(model, pictures, right=right, **limits, version=version, batch_size=work.batch_size)
-        _report(work, len(pictures), len(pictures), int(flags.sum()))
-        return flags
-    single = len(work.attack.parts) == 1
-    stands = under_searches(
-        model,
-        pictures,
-        work.attack.parts,
-        right=right,
-        **limits,
-        search=facts["settings"]["search"],
-        slots=work.batch_size,
-        journal=work.journal,
-        tell=lambda part, done, total, share: work.tell(name if single else f"{name} {part}", done, total, share),
-        say=work.doubt,
-    )
-    after, standing = dict[str, int](), right.clone()
-    for number, part in enumerate(work.attack.parts):
-        standing[list(work.journal.broken(number))] = False
-        after[part] = int(standing.sum())
-    for doubt in guards.of_parts(after, len(right)):
-        work.doubt(doubt)
-    return stands
-
-
-def _report(work: Work, n: int, settled: int, right: int) -> None:
-    work.tell(work.attack.name, settled, n, right / max(settled, 1))
-
-
 def _journal_file(them: Subject, asked: str, world: World) -> Path | None:
     whose = f".{world.rank}-of-{world.size}" if world.size > 1 else ""
     return them.folder / "eval" / f"{asked[:32]}{whose}.journal" if them.folder else None
+
+
+def _question(attack: Asked, them: Subject, facts: Entry) -> str | None:
+    """A hash of what a reader would take for the same question; None where two models cannot be told apart by it."""
+    if not them.tags["checkpoint"]:
+        return None
+    named = [them.tags[name] for name in ("subject", "checkpoint", "dataset", "split")]
+    return identity.digest([attack.name, named, len(them.pictures), facts["eps"], facts["settings"], facts["seed"]])
 
 
 def _record(work: Work, them: Subject, right: FlagArray, key: dict[str, Any], *, keep: bool) -> Outcome:
@@ -225,9 +152,9 @@ def _record(work: Work, them: Subject, right: FlagArray, key: dict[str, Any], *,
     name = identity.digest([key["asked"], key["probe"]])[:32]
     entry = {
         "attack": work.attack.name, **them.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
-        "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"], "seed": facts["seed"],
-        "precision": "fp32", "doubts": work.doubts, "seconds": round(work.journal.note_time(), 3),
-        "machine": machine(them.pictures.device),
+        "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"] | work.used,
+        "seed": facts["seed"], "precision": "fp32", "doubts": work.doubts,
+        "seconds": round(work.journal.note_time(), 3), "machine": machine(them.pictures.device),
         "flags": f"eval/{name}.npy" if them.folder else None, "fingerprint": cache.fingerprint(right),
         "key": name, **key,
     }  # fmt: skip

@@ -5,6 +5,7 @@ import torch
 
 from pixelpart import attacks, models
 from pixelpart.evaluation.identity import agree, describe, hash_tensors, hash_weights, signature, sources_of
+from pixelpart.evaluation.searching import under_searches
 
 
 def test_weights_hash_differs_by_name_shape_type_and_value():
@@ -37,6 +38,13 @@ def test_the_sources_of_a_partial_function_are_the_functions_and_its_settings():
     one, two = (sources_of(functools.partial(attacks.pgd, loss=loss)) for loss in ("margin", "dlr"))
     assert one != two
     assert one.items() >= sources_of(attacks.pgd).items()
+
+
+def test_neither_data_nor_networks_are_among_the_sources_of_an_attack():
+    """Pixels, weights and the network's classes are in the key by themselves."""
+    found = sources_of(under_searches)
+    assert not [name for name in found if name.startswith(("pixelpart.data", "pixelpart.models"))]
+    assert found.keys() >= {"pixelpart.attacks.sweep", "pixelpart.attacks.fab", "pixelpart.evaluation.accuracy"}
 
 
 def test_a_function_typed_at_a_prompt_has_sources_too():

@@ -260,6 +260,18 @@ def test_a_discarded_journal_is_gone_and_so_are_those_of_the_same_question(path)
     assert list(path.parent.iterdir()) == [stranger]
 
 
+def test_an_answer_makes_journals_of_older_versions_moot(path):
+    """The hash of all that an outcome depends on is another after a change of the code; the question is not."""
+    older, stranger = path.with_name(f"{'cd' * 16}.journal"), path.with_name(f"{'ab' * 16}.journal")
+    for one, question in ((older, "same"), (stranger, "another")):
+        Journal(one, asked=one.stem, probe=PROBE, question=question).__exit__(None, None, None)
+    for broken in ("", "[]", "\x00"):
+        path.with_name(f"{len(broken)}.journal").write_text(broken)
+    with Journal(path, asked=ASKED, probe=PROBE, question="same") as journal:
+        journal.discard()
+    assert sorted(path.parent.iterdir()) == sorted([stranger, *(path.with_name(f"{n}.journal") for n in (0, 1, 2))])
+
+
 def test_every_process_of_a_world_knows_what_all_have_settled(path):
     files = [path.with_name(f"{ASKED[:32]}.{rank}-of-3.journal") for rank in range(3)]
     for rank, file in enumerate(files):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pixelpart.attacks import VERSIONS
+from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.autoattack import autoattack
 from pixelpart.cli import main
 from pixelpart.errors import UserError
@@ -69,9 +70,22 @@ def test_the_entry_says_what_was_done(net, labelled, hunted):
     assert list(part["settings"]["parts"]) == ["apgd-t"]
 
 
-def test_a_loss_that_needs_three_classes_says_so(plane, pair):
-    with pytest.raises(UserError, match="the loss dlr needs at least 3 classes, not 2"):
-        evaluate(plane, data=pair, attacks="apgd-dlr", eps=EPS)
+def test_a_search_that_needs_three_classes_says_so_before_any_is_run(plane, pair):
+    told = []
+    with pytest.raises(UserError, match="apgd-dlr needs at least 3 classes, not 2"):
+        evaluate(plane, data=pair, attacks="natural,apgd-dlr", eps=EPS, progress=lambda *news: told.append(news))
+    assert told == []
+
+
+def test_plus_goes_without_what_two_classes_do_not_have(plane, pair, monkeypatch):
+    parts = {"apgd-ce": apgd_search(steps=3), "apgd-dlr": apgd_search(loss="dlr", steps=3)}
+    monkeypatch.setitem(VERSIONS, "plus", parts)
+    said = []
+    result = evaluate(plane, data=pair, attacks="autoattack-plus", eps=EPS, say=said.append)
+    assert result.flags["autoattack-plus"].tolist() == plane_truth(plane, *pair, EPS).tolist()
+    assert list(result["autoattack-plus"].entry["settings"]["parts"]) == ["apgd-ce"]
+    assert said == ["autoattack-plus without apgd-dlr, which needs 3 classes: there are 2"]
+    assert autoattack(plane, *pair, EPS, version="plus").tolist() == result.flags["autoattack-plus"].tolist()
 
 
 def test_nothing_is_attacked_where_nothing_is_right(net, pair, hunted):

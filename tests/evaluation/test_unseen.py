@@ -133,7 +133,7 @@ def test_the_command_line_takes_them_all_in_one(run, capsys):
 
 def test_the_reference_runs_autoattack_at_an_eps_of_its_own(net, pair, monkeypatch):
     pytest.importorskip("pyautoattack")
-    from pixelpart.evaluation import suite
+    from pixelpart.evaluation import measuring
 
     asked = {}
 
@@ -141,7 +141,7 @@ def test_the_reference_runs_autoattack_at_an_eps_of_its_own(net, pair, monkeypat
         asked.update(eps=eps, version=version)
         return right
 
-    monkeypatch.setattr(suite, "under_reference", under_reference)
+    monkeypatch.setattr(measuring, "under_reference", under_reference)
     evaluate(net, data=pair, attacks="autoattack@16/255", images=4, engine="reference")
     assert asked == {"eps": 16 / 255, "version": "standard"}
     with pytest.raises(UserError, match="the engine reference runs autoattack, autoattack-plus alone, not apgd-l2"):

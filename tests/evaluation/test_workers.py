@@ -1,0 +1,121 @@
+"""`--workers`: processes that share the images come to one result, and one that fails ends them all."""
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from pixelpart.attacks import VERSIONS
+from pixelpart.attacks.apgd import apgd_search
+from pixelpart.attacks.square import square_search
+from pixelpart.evaluation import evaluate
+from pixelpart.world import World
+
+BAD = """
+import os, signal, time
+import torch
+from torch import nn
+
+class Late(nn.Module):
+    '''Right about nothing but black images until it has seen so many batches, then something goes wrong.'''
+    def __init__(self, rank, fault):
+        super().__init__()
+        self.linear, self.rank, self.fault, self.seen = nn.Linear(3, 10), rank, fault, 0
+    def forward(self, x):
+        self.seen += 1
+        logits = self.linear(x.mean((2, 3)))
+        if os.environ.get("RANK") == str(self.rank) and self.seen > 40:
+            if self.fault == "nan":
+                return logits * float("nan")
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ZeroDivisionError("in the worker")
+        if os.environ.get("RANK") != str(self.rank) and self.seen > 40:
+            time.sleep(1)
+        return logits
+
+def nan(): return Late(1, "nan")
+def kill(): return Late(1, "kill")
+def fault(): return Late(1, "fault")
+"""
+
+
+def evaluated(folder, *args):
+    command = [sys.executable, "-m", "pixelpart", "evaluate", *args, "--data", "shapes", "--device", "cpu"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), str(folder)]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "--workers", "2"], cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere:model"], "pixelpart: no module 'nowhere', neither in this folder nor among the installed ones"),
+        (["bad:nan", "--attacks", "pgd200"], "pixelpart: the model returned NaN or infinite logits"),
+    ],
+)
+def test_a_users_mistake_in_a_worker_is_one_line_and_code_2(tmp_path, args, said):
+    (tmp_path / "bad.py").write_text(BAD)
+    done = evaluated(tmp_path, *args, "--images", "64")
+    assert (done.returncode, done.stderr.splitlines(), done.stdout) == (2, [said], "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "said"), [("kill", "worker 1 was ended by SIGKILL"), ("fault", "in the worker")])
+def test_a_worker_that_dies_takes_the_others_with_it(tmp_path, fault, said):
+    (tmp_path / "bad.py").write_text(BAD)
+    done = evaluated(tmp_path, f"bad:{fault}", "--attacks", "pgd200", "--images", "64")
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+class Shared:
+    """Worlds of one process each, in threads, that put their flags together as all_reduce does."""
+
+    def __init__(self, size):
+        self.barrier, self.flags = threading.Barrier(size), {}
+
+    def any_of(self, world, flags):
+        self.flags[world.rank] = flags
+        self.barrier.wait()
+        together = torch.stack(list(self.flags.values())).any(0)
+        self.barrier.wait()
+        return together
+
+
+def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatch):
+    """It may break few in each share, and many in all; the leader's own share says nothing."""
+
+    class Stairs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plane = copy.deepcopy(plane)  # each thread has its own, to freeze
+
+        def forward(self, x):
+            return self.plane((x * 64).round() / 64 + 0 * x)
+
+    monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": apgd_search(steps=3), "square": square_search(40)})
+    settings = {"data": pair, "attacks": "autoattack", "eps": 0.03}
+    alone = evaluate(Stairs(), **settings)["autoattack"]
+    assert any("Square" in doubt for doubt in alone.doubts)
+    shared, found, shares = Shared(3), {}, []
+    monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
+
+    def work(rank):
+        told = lambda name, done, total, share: shares.append(share)  # noqa: E731
+        found[rank] = evaluate(Stairs(), **settings, world=World(rank, 3), progress=told)["autoattack"]
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[rank].doubts for rank in range(3)] == [alone.doubts] * 3
+    assert [found[rank].right.tolist() for rank in range(3)] == [alone.right.tolist()] * 3
+    assert 0 <= min(shares) <= max(shares) <= 1
