@@ -21,7 +21,7 @@ from pixelpart.losses import smoothed
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.run import build_model
-from pixelpart.types import BudgetMap, Heatmap, Images, Model, Targets
+from pixelpart.types import BudgetMap, Flags, Images, Map, Model, Targets
 
 TARGETS = ("predicted", "label")
 
@@ -33,7 +33,7 @@ class Mask:
     cam: str  # a name in masks.MAPS
     layer: str  # where the map is read
     of_label: bool  # the map explains the label rather than the prediction
-    budget: Callable[[Heatmap], BudgetMap]  # the rule, with its two levels
+    budget: Callable[[Map, tuple[int, int]], tuple[BudgetMap, Flags]]  # the map at image size, and the rule: `spread`
     stored: bool  # maps come from the store, not from the batch
 
 
@@ -146,6 +146,12 @@ def _mask(config: Config, model: Classifier, size: int) -> Mask | None:
         cam=mask.cam,
         layer=mask.layer,
         of_label=mask.target == "label",
-        budget=functools.partial(masks.budget, eps=config.eps, eps_low=config.eps_low, rule=mask.rule),
+        budget=functools.partial(spread, eps=config.eps, eps_low=config.eps_low, rule=mask.rule),
         stored=mask.every > 0,
     )
+
+
+def spread(cam: Map, size: tuple[int, int], *, eps: float, eps_low: float, rule: str) -> tuple[BudgetMap, Flags]:
+    """The budget that a rule makes of each raw map at image size, and which of the maps are dead."""
+    heat = masks.upscale(cam, size)
+    return masks.budget(heat, eps=eps, eps_low=eps_low, rule=rule), masks.dead(heat)

@@ -123,13 +123,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:
-    """The phase with its two costly functions compiled: the attack's step, and the loss with the network in it."""
-    objective = phase.objective
+    """The phase with its costly functions compiled: the attack's step, the loss with the network in it, the budget."""
+    objective, mask = phase.objective, phase.mask
 
     def loss(*args: Any) -> Tensor:
         return objective(*args)
 
-    return dataclasses.replace(phase, attack=functools.partial(phase.attack, ascend=ascend), objective=compiled(loss))
+    if mask is not None:
+        budget_of = mask.budget
+
+        def budget(*args: Any) -> Any:
+            return budget_of(*args)
+
+        mask = dataclasses.replace(mask, budget=compiled(budget))
+    attack = functools.partial(phase.attack, ascend=ascend)
+    return dataclasses.replace(phase, attack=attack, objective=compiled(loss), mask=mask)
 
 
 def tensors_in(inputs: Any) -> Iterator[Tensor]:

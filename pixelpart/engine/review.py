@@ -2,7 +2,6 @@
 
 import torch
 
-from pixelpart import masks
 from pixelpart.engine import probe
 from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
@@ -50,7 +49,7 @@ def damage(learner: Learner, phase: Phase, x: Images, y: Labels) -> float:
     x, y = x[:DAMAGE_IMAGES], y[:DAMAGE_IMAGES]
     budget: Budget = phase.eps
     if phase.mask is not None:
-        budget = phase.mask.budget(masks.upscale(maps_of(learner, phase, x, y), (x.shape[-2], x.shape[-1])))
+        budget, _ = phase.mask.budget(maps_of(learner, phase, x, y), (x.shape[-2], x.shape[-1]))
     return probe.damage(learner.freeze(), x, y, phase.share * budget)
 
 

@@ -101,11 +101,11 @@ def pixel_budget(
         return phase.eps, torch.zeros((), device=x.device)
     if mask.stored:
         assert inputs.maps is not None
-        heat = masks.upscale(inputs.maps, size)
-        return augment.apply(inputs.augmentation, mask.budget(heat), fill=phase.eps), masks.dead(heat).sum()
+        budget, dead = mask.budget(inputs.maps, size)
+        return augment.apply(inputs.augmentation, budget, fill=phase.eps), dead.sum()
     assert clean is not None
-    heat = masks.upscale(class_map(learner, model, phase, x, y, clean), size)
-    return mask.budget(heat), masks.dead(heat).sum()
+    budget, dead = mask.budget(class_map(learner, model, phase, x, y, clean), size)
+    return budget, dead.sum()
 
 
 def class_map(learner: Learner, model: Frozen, phase: Phase, x: Images, y: Labels, clean: Clean) -> Map:

@@ -102,11 +102,13 @@ def test_a_step_looks_at_the_clean_batch_only_where_something_needs_it():
 
 def test_the_mask_gives_eps_to_the_hot_half_and_eps_low_to_the_other():
     budget = plan("part", eps="8/255", eps_low="5/255").main.mask.budget
-    heat = torch.zeros(1, 4, 4)
-    heat[:, :2] = 1
-    expected = torch.full((1, 1, 4, 4), 5 / 255)
-    expected[:, :, :2] = 8 / 255
-    assert torch.equal(budget(heat), expected)
+    cam = torch.zeros(2, 4, 4)
+    cam[0, :2] = 3
+    expected = torch.full((2, 1, 4, 4), 5 / 255)
+    expected[0, :, :2] = expected[1] = 8 / 255  # a dead map tells nothing: eps everywhere
+    found, dead = budget(cam, (4, 4))
+    assert torch.equal(found, expected)
+    assert dead.tolist() == [False, True]
 
 
 def test_budgets_from_halfway_up_count_as_high_and_without_two_levels_all_do():
