@@ -8,12 +8,32 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pixelpart import attacks, data, masks, models, objectives, recipes
     from pixelpart.engine.train import train
+    from pixelpart.evaluation.corruption import corruptions
+    from pixelpart.evaluation.obfuscation import check
     from pixelpart.evaluation.suite import evaluate
     from pixelpart.run import Run
 
-__all__ = ["Run", "attacks", "data", "evaluate", "masks", "models", "objectives", "recipes", "train"]
+__all__ = [
+    "Run",
+    "attacks",
+    "check",
+    "corruptions",
+    "data",
+    "evaluate",
+    "masks",
+    "models",
+    "objectives",
+    "recipes",
+    "train",
+]
 
-_HOMES = {"Run": "pixelpart.run", "evaluate": "pixelpart.evaluation.suite", "train": "pixelpart.engine.train"}
+_HOMES = {
+    "Run": "pixelpart.run",
+    "check": "pixelpart.evaluation.obfuscation",
+    "corruptions": "pixelpart.evaluation.corruption",
+    "evaluate": "pixelpart.evaluation.suite",
+    "train": "pixelpart.engine.train",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,17 +52,10 @@ class Corrupted:
         return sorted({severity for _, severity in self.outcomes})
 
     def mean(self, name: str | None = None) -> tuple[float, float, float]:
-        """Accuracy averaged over the severities of one corruption, or over all there is, with its 95 % interval.
-
-        mean ± z s / sqrt(n), s the deviation between images of the share in which each is right: the versions of one
-        image are not independent, so they count as one.
-        """
-        flags = np.stack([outcome.right for (other, _), outcome in self.outcomes.items() if name in (None, other)])
-        shares = flags.mean(0)
-        n = len(shares)
-        half = NormalDist().inv_cdf(0.975) * float(shares.std(ddof=1)) / math.sqrt(n) if n > 1 else 1.0
-        mean = float(shares.mean())
-        return mean, max(0.0, mean - half), min(1.0, mean + half)
+        """Accuracy averaged over the severities of one corruption, or over all there is, with its 95 % interval."""
+        return mean_of(
+            np.stack([outcome.right for (other, _), outcome in self.outcomes.items() if name in (None, other)])
+        )
 
     @property
     def entries(self) -> list[Entry]:
@@ -138,6 +131,19 @@ def corruptions(
         cells = [(name, severity) for name in chosen for severity in sorted(wanted)]
         outcomes = {(source.name(name), severity): desk.settle(name, severity) for name, severity in cells}
     return Corrupted(clean, outcomes)
+
+
+def mean_of(flags: FlagArray) -> tuple[float, float, float]:
+    """The mean of flags (versions, n) and both ends of its 95 % interval.
+
+    mean ± z s / sqrt(n), s the deviation between images of the share in which each is right: the versions of one image
+    are not independent, so they count as one.
+    """
+    shares = flags.mean(0)
+    n = len(shares)
+    half = NormalDist().inv_cdf(0.975) * float(shares.std(ddof=1)) / math.sqrt(n) if n > 1 else 1.0
+    mean = float(shares.mean())
+    return mean, max(0.0, mean - half), min(1.0, mean + half)
 
 
 def parse_names(names: str | Iterable[str] | None) -> list[str]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from pixelpart.config import flat
 from pixelpart.errors import UserError
-from pixelpart.report import commands, curves, pictures, table, words
+from pixelpart.report import beyond, commands, curves, pictures, table, words
 from pixelpart.report.reading import RunFiles, number, read_runs
 from pixelpart.runfolder import atomic_write
 
@@ -35,6 +35,8 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str = "pixelpart
 def content(runs: Sequence[RunFiles], out: Path) -> dict[str, Any]:
     """All that the template fills in."""
     found = [row for run in runs for row in table.rows(run)]
+    checked = [(run.label, report) for run in runs if (report := beyond.checked(run))]
+    corrupted = [row for run in runs for row in beyond.corrupted(run)]
     panels = curves.draw_all(runs)
     subjects = pictures.subjects(runs)
     scale = pictures.budget_range(runs)
@@ -45,6 +47,9 @@ def content(runs: Sequence[RunFiles], out: Path) -> dict[str, Any]:
         "runs": [_run(run, place, found) for place, run in enumerate(runs)],
         "attacks": table.columns(runs),
         "rows": found,
+        "doubts": beyond.doubted(found),
+        "checked": checked,
+        "corrupted": corrupted,
         "comparisons": table.compare(found),
         "methods": table.methods(runs),
         "panels": [(panel, Markup(panel.svg)) for panel in panels],
