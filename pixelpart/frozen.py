@@ -61,7 +61,13 @@ class Part(NamedTuple):
     weights: dict[str, Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional_call(self.structure, self.weights, (x,))
+        return functional_call(self.structure, self.weights, (x,)) if self.weights else self.structure(x)
+
+    def bound(self) -> "Part":
+        """The same with its weights in the structure itself: a call need not put them there, and they stay as now."""
+        structure = copy.deepcopy(self.structure)
+        structure.load_state_dict(self.weights, strict=False, assign=True)
+        return Part(structure.requires_grad_(False), {})
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,10 @@ def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False
         folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
     except Exception:  # a module that cannot be copied: there may be a lock in it, or a tensor with a history
         return None
-    return folding() if folding.folded else None
+    if not folding.folded:
+        return None
+    view = folding()
+    return Frozen(view.features.bound(), view.head.bound(), view.pooled_linear)
 
 
 def through(model: Any, search: str, device: torch.device) -> Any:

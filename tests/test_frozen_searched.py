@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from odd_networks import NETS, UNREADABLE, TheirNet, close, images, logits_and_gradient, state_of, stir
+from pixelpart import frozen as frozen_module
 from pixelpart import models
 from pixelpart.frozen import freeze, searched
 
@@ -101,6 +102,17 @@ def test_any_module_that_can_be_read_is_searched_folded_and_equals_itself(name):
     assert close(logits, expected)
     assert close(grad, expected_grad)
     assert logits.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_what_is_searched_is_filled_once_with_the_bits_of_a_view_that_is_filled_at_every_call(name, monkeypatch):
+    model, x = stir(NETS[name]()).eval(), images()
+    filled, view = freeze(model), searched(model)
+    assert torch.equal(view(x), filled(x))
+    monkeypatch.setattr(frozen_module, "functional_call", None)
+    view(x)
+    with pytest.raises(TypeError):
+        filled(x)
 
 
 @pytest.mark.parametrize("name", THEIRS)

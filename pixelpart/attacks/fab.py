@@ -145,7 +145,10 @@ def to_hyperplane(t: Rows, w: Rows, height: PerSample, share: Rows) -> tuple[Row
         rate = torch.where(free, speed, 0).sum(1, keepdim=True)
         left = height - torch.where(free, 0, there).sum(1, keepdim=True)
         # where the plane is out of reach, all pixels end up at their edge
-        norm = torch.where(rate > 0, left / rate, end).maximum(norm).minimum(end)
+        before, norm = norm, torch.where(rate > 0, left / rate, end).maximum(norm).minimum(end)
+        # what does not move any more never will; on a GPU asking would cost more than the rounds
+        if type(norm) is Tensor and norm.device.type == "cpu" and torch.equal(norm, before):
+            break
     return torch.where(speed > 0, towards, 0) * room.minimum(norm * share), norm.squeeze(1)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from doubling import in_double
-from pixelpart.attacks.fab import to_hyperplane
+from pixelpart.attacks.fab import ROUNDS, to_hyperplane
 
 
 def hyperplanes(seed, *, rows=16, n=12, dtype=torch.float64, shares=True):
@@ -109,3 +109,18 @@ def test_tiny_weights_and_rooms_stay_finite():
             d, norm = to_hyperplane(t, w, torch.tensor([height]), torch.tensor([[1.0, 1e-6, 1e-6, 1.0]]))
             assert d.isfinite().all()
             assert norm.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounds_that_would_move_nothing_are_left_out(dtype, monkeypatch):
+    """The change is that of all rounds, to the bit, in rows that are reached at once and in such as never are."""
+    t, w, height, share = hyperplanes(5, rows=60, n=40, dtype=dtype)
+    height[:5] *= 1e3
+    early = to_hyperplane(t, w, height, share)
+    asked = []
+    monkeypatch.setattr(torch, "equal", lambda a, b: asked.append(bool((a == b).all())))
+    all_of_them = to_hyperplane(t, w, height, share)
+    monkeypatch.undo()
+    assert len(asked) == ROUNDS
+    assert asked.index(True) < ROUNDS - 2
+    assert all(torch.equal(a, b) for a, b in zip(early, all_of_them, strict=True))
