@@ -1,0 +1,56 @@
+"""benchmarks/agreement.py counts what it says, and its defences hide gradients without changing answers much."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "agreement.py"
+RUNS = [("own", 0), ("reference", 0), ("reference", 1)]
+
+
+@pytest.fixture(scope="module")
+def agreement():
+    spec = importlib.util.spec_from_file_location("agreement", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def done(*chunks):
+    """Chunks of images, each with how many of 1000 stand for each run, the first ones."""
+    found = {}
+    for number, counts in enumerate(chunks):
+        for run, count in zip(RUNS, counts, strict=False):
+            right = [i < count for i in range(1000)]
+            found["AT", run, 1000 * number] = {"natural": [True] * 1000, "right": right, "doubts": [], "cpu_seconds": 2}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("counts", "holds"),
+    [((300, 300, 300), True), ((301, 300, 300), True), ((302, 300, 300), False), ((303, 300, 302), True),
+     ((304, 302, 300), False), ((200, 300, 300), True)],
+)  # fmt: skip
+def test_ours_may_stand_a_tenth_of_a_point_above_the_reference_and_its_spread(agreement, counts, holds):
+    row = agreement.compare(done(counts), RUNS, "AT")
+    assert row["holds"] == holds
+    assert row["own alone stands"] == [max(0, counts[0] - other) for other in counts[1:]]
+    assert row["reference alone stands"] == [max(0, other - counts[0]) for other in counts[1:]]
+
+
+def test_a_chunk_counts_once_all_runs_have_finished_it(agreement):
+    row = agreement.compare(done((300, 300, 300), (100, 100)), RUNS, "AT")
+    assert (row["n"], row["own"], row["chunks"]) == (1000, 0.3, [0])
+    assert agreement.compare(done((300,)), RUNS, "AT") == {"n": 0}
+
+
+def test_fronts_move_a_picture_little_and_its_gradient_a_lot(agreement):
+    x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for front, near in ((agreement.quantised, 1 / 30), (agreement.shattered, 2 / 255)):
+        y = front(x)
+        assert (y - x).abs().max() <= near + 1e-6
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        wrong = grad <= 0  # that of x itself is 1
+        assert 0.4 < wrong.float().mean() <= 1
