@@ -69,11 +69,11 @@ def launch(workers: int, args: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its report is for developers
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     config = LaunchConfig(
         1, 1, workers, run_id="pixelpart", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
     )
+    logging.disable(logging.CRITICAL)  # the agent's reports are for those who write such programs
     try:
         elastic_launch(config, sys.executable)("-m", "pixelpart", *args)
     except ChildFailedError as error:
@@ -85,6 +85,8 @@ def launch(workers: int, args: list[str]) -> int:
         return 1
     except SignalException:
         raise KeyboardInterrupt from None
+    finally:
+        logging.disable(logging.NOTSET)
     return 0
 
 

@@ -2,9 +2,11 @@
 
 import copy
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -38,6 +40,9 @@ class Late(nn.Module):
             time.sleep(1)
         return logits
 
+def slow():
+    open("under way", "w").close()
+    return Late(None, "")
 def nan(): return Late(1, "nan")
 def kill(): return Late(1, "kill")
 def fault(): return Late(1, "fault")
@@ -73,6 +78,21 @@ def test_a_worker_that_dies_takes_the_others_with_it(tmp_path, fault, said):
     done = evaluated(tmp_path, f"bad:{fault}", "--attacks", "pgd200", "--images", "64")
     assert done.returncode == 1
     assert said in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers_without_a_word(tmp_path):
+    (tmp_path / "bad.py").write_text(BAD)
+    command = ["-m", "pixelpart", "evaluate", "bad:slow", "--data", "shapes", "--attacks", "pgd9999", "--device", "cpu"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)]), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, *command, "--workers", "2"], cwd=tmp_path, env=env, **pipes)
+    while not (tmp_path / "under way").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, ("", ""))
 
 
 class Shared:
