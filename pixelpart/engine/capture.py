@@ -19,6 +19,7 @@ from pixelpart.attacks.pgd import move, signed_step, total_loss
 from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.kernels import cudnn
 from pixelpart.types import Images, Labels
 
 Key = tuple[str, float, bool, int]  # what two steps from one graph have in common
@@ -161,7 +162,7 @@ def copy_of(inputs: Any) -> Any:
 
 @contextmanager
 def fast_arithmetic() -> Iterator[None]:
-    """cuDNN may time its algorithms and keep the best, and fp32 products may be TF32; switched back on leaving."""
+    """cuDNN may time its algorithms, make kernels and keep the best; fp32 products may be TF32; undone on leaving."""
     benchmark = torch.backends.cudnn.benchmark
     try:
         products = torch.get_float32_matmul_precision()
@@ -171,7 +172,8 @@ def fast_arithmetic() -> Iterator[None]:
     if products is not None:
         torch.set_float32_matmul_precision("high")
     try:
-        yield
+        with cudnn.made_to_measure():
+            yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
         if products is not None:

@@ -111,7 +111,7 @@ def _(
 @torch.library.custom_op("pixelpart::rectified_gradient", mutates_args=())
 def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
     """where(rectified > 0, g + other, 0), g the gradient of `rectified`, which a 3x3 convolution of stride 1 read."""
-    if grad.is_cuda and torch.backends.cudnn.benchmark:
+    if grad.is_cuda:
         try:
             return cudnn.input_gradient(grad, weight, rectified, other, padding=1)
         except cudnn.Refused:

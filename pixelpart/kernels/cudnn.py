@@ -6,8 +6,9 @@ that torch has loaded; names and numbers are those of its header, cudnn_graph.h.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,7 +37,21 @@ Attribute = tuple[int, int, Any]  # name, type, value or values
 
 
 class Refused(RuntimeError):
-    """cuDNN is not there, or has no kernel for this."""
+    """cuDNN is not there, has no kernel for this, or is not to make one."""
+
+
+_wanted = False  # for all threads: backward passes run in one of their own
+
+
+@contextmanager
+def made_to_measure() -> Iterator[None]:
+    """Within, kernels are made for new shapes: a second each, worth it where a shape is met thousands of times."""
+    global _wanted
+    before, _wanted = _wanted, True
+    try:
+        yield
+    finally:
+        _wanted = before
 
 
 @dataclass(frozen=True)
@@ -75,8 +90,8 @@ def input_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tenso
     shapes = tuple((number, tuple(tensor.shape)) for number, tensor in tensors.items())
     key = (shapes, padding, grad.device)
     if key not in _CHOSEN:
-        if torch.cuda.is_current_stream_capturing():
-            raise Refused("not met before this capture")
+        if not _wanted or torch.cuda.is_current_stream_capturing():
+            raise Refused("not made yet, and not to be made now")
         _CHOSEN[key] = _fastest(_plans(dict(shapes), padding, grad.device), tensors)
     plan = _CHOSEN[key]
     if plan is None:
