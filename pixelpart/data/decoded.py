@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root, home
 from pixelpart.errors import UserError
 
-VERSION = 1  # of what a decoder makes of a picture
+VERSION = 2  # of what a decoder makes of a picture
 CHUNK = 64  # pictures a task
 SHOWN = 3  # bad files that an error names
 Decoder = Callable[[Path], NDArray[np.uint8]]  # a file as (3, size, size); ValueError tells why it cannot be used
@@ -96,7 +97,11 @@ def _write(
             return min(CHUNK, len(paths) - begin)
 
         done = 0
-        with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:  # Pillow decodes without Python's lock
+        with (
+            warnings.catch_warnings(),
+            ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool,  # Pillow decodes without Python's lock
+        ):
+            warnings.simplefilter("ignore")  # of Pillow, about things that do not concern the pixels
             for n in pool.map(fill, range(0, len(paths), CHUNK)):
                 done += n
                 progress(done, len(paths), what)

@@ -1,6 +1,7 @@
 """A user's pictures in folders by class: PATH/train/CLASS/... with PATH/test or PATH/val, or PATH/CLASS/... alone.
 
 Where there is no test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed.
+Training pictures lie class by class, test pictures in an order of their own, which is always the same.
 """
 
 import functools
@@ -93,6 +94,9 @@ def listing(name: FolderName) -> Listing:
         split: [(path, label) for label, name in enumerate(classes) for path in held.get(name, [])]
         for split, held in found.items()
     }
+    # "The first so many" test pictures are to be of all classes.
+    order = torch.randperm(len(files["test"]), generator=generator(0, "folder order")).tolist()
+    files["test"] = [files["test"][i] for i in order]
     if not all(files.values()):
         raise UserError(f"{base} has no pictures to {'test on' if files['train'] else 'train on'}")
     return Listing(classes, files, bad)

@@ -1,10 +1,14 @@
 """One file as an array: what becomes 8-bit RGB without loss is converted, what would need a choice is refused."""
 
-import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+    from PIL.ImageFile import ImageFile as PictureFile
 
 SMALLEST = 2  # pixels a side
 SHALLOW = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")  # 8 bits a channel, or fewer
@@ -18,17 +22,15 @@ def read_picture(path: Path, size: int, *, exact: bool = False) -> NDArray[np.ui
     from PIL import Image, ImageOps
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow, about things that do not concern the pixels
-            with Image.open(path) as image:
-                _refuse(image.size, image.mode, size, exact=exact)
-                if not exact:
-                    image.draft("RGB", (2 * size, 2 * size))  # a JPEG far too large is decoded at a fraction of it
-                upright = image if exact else ImageOps.exif_transpose(image)
-                picture = _opaque(upright)
-                if picture.size != (size, size):
-                    picture = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
-                return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
+        with Image.open(path) as image:
+            _refuse(image, size, exact=exact)
+            if not exact:
+                image.draft("RGB", (2 * size, 2 * size))  # a JPEG far too large is decoded at a fraction of it
+            upright = image if exact else ImageOps.exif_transpose(image)
+            picture = _opaque(upright)
+            if picture.size != (size, size):
+                picture = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
+            return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
     except _Unfit as error:
         raise ValueError(str(error)) from None
     except Image.UnidentifiedImageError:
@@ -41,17 +43,19 @@ class _Unfit(Exception):
     pass
 
 
-def _refuse(found: tuple[int, int], mode: str, size: int, *, exact: bool) -> None:
+def _refuse(image: "PictureFile", size: int, *, exact: bool) -> None:
+    found, mode = image.size, image.mode
     shape = f"{found[0]}x{found[1]}"
     if exact and found != (size, size):
         raise _Unfit(f"is {shape} pixels, not {size}x{size}")
     if min(found) < SMALLEST:
         raise _Unfit(f"is {shape} pixels, too small for a picture")
-    if mode not in SHALLOW:
+    # Colours of 16 bits are RGB to Pillow too, cut to 8; only how it unpacks them tells.
+    if mode not in SHALLOW or ";16" in str(image.tile):
         raise _Unfit(f"has more than 8 bits a channel (mode {mode}); convert it to 8 bits as you see fit")
 
 
-def _opaque(image: "Image.Image") -> "Image.Image":  # type: ignore[name-defined]  # noqa: F821 (imported late)
+def _opaque(image: "Picture") -> "Picture":
     """As RGB; pixels that can be seen through have no colour of their own, so they are refused."""
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         alpha = np.asarray(image.convert("RGBA"))[..., 3]

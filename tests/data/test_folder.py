@@ -1,6 +1,9 @@
 """A user's folder: every format that loses nothing is read, everything else is named, and left out only when told."""
 
 import os
+import struct
+import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import torch
 from PIL import Image
 
 from pixelpart import cli, data
+from pixelpart.data.decoded import decoded
 from pixelpart.data.home import home
 from pixelpart.errors import UserError
 
@@ -45,7 +49,18 @@ def test_classes_are_folders_in_order_and_pictures_are_squares_of_the_size(base)
         found = images[labels == number].float().mean((0, 2, 3))
         assert (found - torch.tensor(colour)).abs().max() < 4  # JPEG
     assert data.find(f"folder:{base}@16").classes == tuple(COLOURS)
-    assert load(base, "test")[1].tolist() == [0, 0, 1, 1, 2, 2]
+    assert load(base, "test")[1].sort().values.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_first_test_pictures_are_not_all_of_one_class(tmp_path):
+    for name, level in (("dark", 10), ("light", 240)):
+        for split in ("train", "test"):
+            (folder := tmp_path / "two" / split / name).mkdir(parents=True)
+            for i in range(20):
+                Image.new("L", (8, 8), level).save(folder / f"{i}.png")
+    images, labels = load(tmp_path / "two", "test", "@8")
+    assert labels[:10].bincount(minlength=2).min() > 0
+    assert torch.equal(images[:, 0, 0, 0] > 100, labels == 1)
 
 
 def test_val_is_a_test_split_too(base):
@@ -84,6 +99,19 @@ def test_progress_is_told(base):
     seen = []
     data.load(f"folder:{base}@16", progress=lambda *args: seen.append(args))
     assert seen == [(12, 12, "decoding folder-photos-train")]
+
+
+def test_warnings_of_a_decoder_are_not_shown_and_others_still_are(base):
+    def decode(path):
+        warnings.warn("of no concern", stacklevel=1)
+        return np.zeros((3, 8, 8), np.uint8)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        decoded(sorted(base.glob("train/cat/*")), decode, size=8, name="warned")
+        assert not seen
+        warnings.warn("of some", stacklevel=1)
+    assert len(seen) == 1
 
 
 def add(base, image, name="train/cat/x.png"):
@@ -125,6 +153,19 @@ def truncated(path):
     path.write_bytes(path.read_bytes()[:900])
 
 
+def deep_colours(path, kind=2, channels=3):
+    """A PNG of 16 bits a channel, which Pillow calls RGB."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 9, 9, 16, kind, 0, 0, 0)
+    rows = 9 * (b"\0" + 9 * channels * b"\xff\x80")
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
+
+
 def half_transparent(path):
     image = Image.new("RGBA", (9, 9), (1, 2, 3, 255))
     image.paste((1, 2, 3, 0), (0, 0, 9, 5))
@@ -138,6 +179,8 @@ def transparent_colour(path):
 BAD = {
     "truncated.jpg": (truncated, "cannot be decoded: .*truncated"),
     "deep.png": (lambda p: Image.new("I;16", (9, 9), 5000).save(p), r"more than 8 bits a channel \(mode I;16\)"),
+    "deep-rgb.png": (deep_colours, r"more than 8 bits a channel \(mode RGB"),
+    "deep-rgba.png": (lambda p: deep_colours(p, 6, 4), r"more than 8 bits a channel \(mode RGBA"),
     "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits a channel \(mode F\)"),
     "glass.png": (half_transparent, "can be seen through at 45 of its pixels"),
     "hole.png": (transparent_colour, "can be seen through at 81 of its pixels"),
@@ -172,7 +215,7 @@ def test_what_was_left_out_is_counted(base, capsys):
     assert (row.images, row.skipped, row.status) == (18, len(BAD) + 1, "verified")
     assert cli.main(["data", "verify", f"folder:{base}", "--size", "16", "--skip-bad"]) == 0
     assert "18 images" in (said := capsys.readouterr().out)
-    assert "9 bad left out" in said
+    assert f"{len(BAD) + 1} bad left out" in said
     assert cli.main(["data", "verify", f"folder:{base}", "--size", "16"]) == 2
     assert "owl: a class without pictures" in capsys.readouterr().err
 
