@@ -7,7 +7,7 @@ buffers beforehand, and all that a step changes (weights, momentum, averages, su
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -80,9 +80,11 @@ class Captured:
         def forget_gradients() -> None:  # those of the graph are to be its own
             self.learner.optimizer.zero_grad(set_to_none=True)
 
-        graph, _ = graphs.record(
-            lambda: train_step(self.learner, phase, buffers), pool=self._pool, between=forget_gradients
-        )
+        often = len(inputs.labels) == self.full
+        with cudnn.made_to_measure() if often else nullcontext():
+            graph, _ = graphs.record(
+                lambda: train_step(self.learner, phase, buffers), pool=self._pool, between=forget_gradients
+            )
         return graph, buffers
 
     def measuring(self, measure: Callable[..., Tensor]) -> Callable[[Images, Labels, Images], Tensor]:
@@ -162,7 +164,7 @@ def copy_of(inputs: Any) -> Any:
 
 @contextmanager
 def fast_arithmetic() -> Iterator[None]:
-    """cuDNN may time its algorithms, make kernels and keep the best; fp32 products may be TF32; undone on leaving."""
+    """cuDNN may time its algorithms and keep the best, and fp32 products may be TF32; switched back on leaving."""
     benchmark = torch.backends.cudnn.benchmark
     try:
         products = torch.get_float32_matmul_precision()
@@ -172,8 +174,7 @@ def fast_arithmetic() -> Iterator[None]:
     if products is not None:
         torch.set_float32_matmul_precision("high")
     try:
-        with cudnn.made_to_measure():
-            yield
+        yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
         if products is not None:
