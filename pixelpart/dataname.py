@@ -28,11 +28,13 @@ def parse_folder(name: str) -> FolderName | None:
     if not name.startswith("folder:"):
         return None
     match = FOLDER.fullmatch(name)
-    if match is None or not match["size"] or not SMALLEST <= int(match["size"]) <= LARGEST:
+    if match is None or not match["size"]:
         raise UserError(
-            f"{name!r} does not tell the pictures' size; write folder:PATH@64, for 64x64 pixels "
-            f"(from {SMALLEST} to {LARGEST}), or give --size 64 beside folder:PATH"
+            f"{name!r} does not tell the pictures' size; write folder:PATH@64, for 64x64 pixels, or give --size 64 "
+            "beside folder:PATH"
         )
+    if not SMALLEST <= int(match["size"]) <= LARGEST:
+        raise UserError(f"{name!r}: pictures of {match['size']} pixels a side; choose {SMALLEST} to {LARGEST}")
     return FolderName(match["path"], int(match["size"]), match["skip"] is not None)
 
 

@@ -16,10 +16,16 @@ def test_the_parts_of_a_name():
     assert not is_code("folder:x:y")
 
 
-@pytest.mark.parametrize("name", ["folder:photos", "folder:@64", "folder:photos@4", "folder:photos@9999", "folder:"])
+@pytest.mark.parametrize("name", ["folder:photos", "folder:@64", "folder:"])
 def test_a_size_is_needed(name):
-    with pytest.raises(UserError, match="size"):
+    with pytest.raises(UserError, match="does not tell the pictures' size"):
         parse_folder(name)
+
+
+@pytest.mark.parametrize("size", [4, 9999])
+def test_a_size_that_cannot_be_is_told_with_those_that_can(size):
+    with pytest.raises(UserError, match=f"pictures of {size} pixels a side; choose 8 to 1024"):
+        parse_folder(f"folder:photos@{size}")
 
 
 TINY = ("tinyimagenet", {"size": 32, "skip_bad": True})
