@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pixelpart import cli, data, masks
+from pixelpart import cli, data, masks, models
 from pixelpart.config import Config, config_from
 from pixelpart.engine.build import build
 from pixelpart.evaluation import explain, outcome, suite
@@ -294,8 +294,10 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
     assert {path for path in there if not path.startswith("eval/")} == files
 
 
-def test_rules_augmentations_and_attacks_are_the_documented_ones():
+def test_rules_augmentations_attacks_maps_and_networks_are_the_documented_ones():
     assert {rule.partition(":")[0] for rule in table("how-it-works.md", "Budgets")} == {"none", *masks.RULES}
     assert table("how-it-works.md", "Augmentation") == set(data.augment.AUGMENTS)
+    assert table("how-it-works.md", "Maps") == set(masks.ROLLOUTS)
+    assert table("models.md", "Networks") == set(models.MODELS)
     for attack in table("evaluation.md", "Evaluation"):
         suite.parse_attack(attack.replace("K", "20").replace("R", "5"))
