@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.identity import agree
+from pixelpart.evaluation.identity import agree, digest
 from pixelpart.runfolder import EVAL_SCHEMA, atomic_write
 
 Entry = dict[str, Any]
@@ -25,7 +25,10 @@ QUESTION = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "
 
 
 def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
-    """The entries of a folder's eval.json, none where there is no such file; one that cannot be read is a UserError."""
+    """The entries of a folder's eval.json, none where there is no such file; one that cannot be read is a UserError.
+
+    An entry that is damaged counts as never written.
+    """
     path = folder / file
     afresh = "move it away to start afresh"
     try:
@@ -39,7 +42,7 @@ def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
         raise UserError(f"{path} does not hold a list of results; {afresh}")
     if (version := content.get("schema_version")) != EVAL_SCHEMA:
         raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {afresh}")
-    return entries
+    return [entry for entry in entries if intact(entry)]
 
 
 def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) -> tuple[Entry, FlagArray] | None:
@@ -71,6 +74,17 @@ def add(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -
 def fingerprint(flags: FlagArray) -> str:
     """A hash of the flags, so that a flipped byte in their file is noticed."""
     return hashlib.sha256(np.packbits(flags).tobytes() + str(len(flags)).encode()).hexdigest()[:16]
+
+
+def sealed(content: Entry) -> Entry:
+    """The content with a hash of all its fields, so that a flipped byte in them is noticed."""
+    plain = {field: value for field, value in content.items() if field != "sum"}
+    return plain | {"sum": digest(plain)[:16]}
+
+
+def intact(content: Entry) -> bool:
+    """Whether the content is as it was sealed; what an older version wrote has no seal."""
+    return "sum" not in content or content == sealed(content)
 
 
 def _replaces(new: Entry, old: Entry) -> bool:

@@ -190,7 +190,7 @@ class Desk:
         found = cache.find(folder, self.entries, asked=asked, probe=self.probe) if folder else None
         if found:
             kept = [doubt for doubt in found[0]["doubts"] if doubt != guards.TRAIN_MODE]
-            entry = found[0] | self.them.tags | {"doubts": [*self.them.doubts, *kept]}
+            entry = cache.sealed(found[0] | self.them.tags | {"doubts": [*self.them.doubts, *kept]})
             if entry != found[0] and folder:  # best and last may be one model
                 cache.add(folder, entry, found[1], FILE)
             outcome = Outcome(entry, found[1], reused=True)
@@ -218,14 +218,14 @@ class Desk:
         correct, n, folder = int(right.sum()), len(right), self.them.folder
         key = identity.digest([asked, self.probe])[:32]
         settings = {"corruption": called, "severity": severity, "source": facts["source"]}
-        entry = {
+        entry = cache.sealed({
             "attack": f"{called}-{severity}" if severity else called, **self.them.tags, "accuracy": correct / n,
             "interval": list(wilson(correct, n)), "correct": correct, "n": n, "eps": 0.0, "settings": settings,
             "seed": facts.get("seed", 0), "precision": "fp32",
             "doubts": [*self.doubts, *([DRAWN] if called == "frost-drawn" else [])], "seconds": round(seconds, 3),
             "machine": machine(self.them.pictures.device), "flags": f"eval/{key}.npy" if folder else None,
             "fingerprint": cache.fingerprint(right), "key": key, "asked": asked, "probe": self.probe,
-        }  # fmt: skip
+        })  # fmt: skip
         if folder:
             cache.add(folder, entry, right, FILE)
         return Outcome(entry, right, reused=False)

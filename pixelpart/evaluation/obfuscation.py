@@ -63,9 +63,9 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         found = [asdict(one) for one in self.behaviours]
-        return {
+        return cache.sealed({
             "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": found, "doubts": self.doubts
-        }  # fmt: skip
+        })  # fmt: skip
 
     def __str__(self) -> str:
         lines = [f"{one.name:<11}  {one.verdict:<11}  {one.found}" for one in self.behaviours]

@@ -150,14 +150,14 @@ def _record(work: Work, them: Subject, right: FlagArray, key: dict[str, Any], *,
     """The outcome, written down where there is a folder for it."""
     facts, correct, n = work.facts, int(right.sum()), len(right)
     name = identity.digest([key["asked"], key["probe"]])[:32]
-    entry = {
+    entry = cache.sealed({
         "attack": work.attack.name, **them.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
         "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"] | work.used,
         "seed": facts["seed"], "precision": "fp32", "doubts": work.doubts,
         "seconds": round(work.journal.note_time(), 3), "machine": machine(them.pictures.device),
         "flags": f"eval/{name}.npy" if them.folder else None, "fingerprint": cache.fingerprint(right),
         "key": name, **key,
-    }  # fmt: skip
+    })  # fmt: skip
     if them.folder and keep:
         cache.add(them.folder, entry, right)
     return Outcome(entry, right, reused=False)
@@ -169,7 +169,7 @@ def _recall(attack: Asked, them: Subject, entry: Entry, right: FlagArray, *, kee
     How the model came is told anew; what was found out about it is in the entry.
     """
     kept = [doubt for doubt in entry["doubts"] if doubt != guards.TRAIN_MODE]
-    named = entry | them.tags | {"attack": attack.name, "doubts": [*them.doubts, *kept]}
+    named = cache.sealed(entry | them.tags | {"attack": attack.name, "doubts": [*them.doubts, *kept]})
     if named != entry and them.folder and keep:
         cache.add(them.folder, named, right)
     return Outcome(named, right, reused=True)

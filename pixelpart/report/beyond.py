@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from pixelpart.config import explain as explain_mistake
-from pixelpart.evaluation.cache import read_flags
+from pixelpart.evaluation.cache import intact, read_flags
 from pixelpart.evaluation.corruption import FILE, mean_of
 from pixelpart.evaluation.obfuscation import SCHEMA
 from pixelpart.report.reading import Entry, Record, RunFiles
@@ -83,6 +83,9 @@ def corrupted(run: RunFiles) -> list[Corrupted]:
         except (ValidationError, KeyError, TypeError, ValueError):
             run.notes.append(f"{FILE}: an entry is left out")
             continue
+        if not intact(item):
+            run.notes.append(f"{FILE}: the entry of {entry.attack} is damaged and left out")
+            continue
         context = entry.checkpoint, entry.epoch, entry.weights, entry.dataset, entry.n
         if cell[1] == 0:
             clean[context] = entry
@@ -124,5 +127,8 @@ def _content(run: RunFiles, name: str, schema: int) -> dict[str, Any] | None:
         return None
     if not isinstance(content, dict) or content.get("schema_version") != schema:
         run.notes.append(f"{name} is not of schema version {schema}, the one this version reads")
+        return None
+    if not intact(content):
+        run.notes.append(f"{name} is damaged")
         return None
     return content

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from pixelpart.config import Config, read_config
 from pixelpart.config import explain as explain_mistake
 from pixelpart.errors import UserError
+from pixelpart.evaluation.cache import intact
 from pixelpart.runfolder import EVAL_SCHEMA, EXPLAIN_SCHEMA
 
 
@@ -188,9 +189,14 @@ def _entries(run: RunFiles) -> list[Entry]:
     entries = []
     for item in content.get("entries", []):
         try:
-            entries.append(Entry.model_validate(item))
+            entry = Entry.model_validate(item)
         except ValidationError as error:
             run.notes.append(f"eval.json: an entry is left out ({explain_mistake(error)})")
+            continue
+        if intact(item):
+            entries.append(entry)
+        else:
+            run.notes.append(f"eval.json: the entry of {entry.attack} is damaged and left out; evaluate it again")
     if not content.get("entries"):
         run.notes.append("not evaluated yet: eval.json has no entries")
     return entries

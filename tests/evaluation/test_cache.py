@@ -203,6 +203,33 @@ def test_an_entry_that_contradicts_its_flags_is_computed_again(field, value, ask
     assert ask(net) == [False, True]
 
 
+def test_an_entry_with_any_other_figure_than_was_written_is_computed_again(ask, net, tmp_path):
+    ask(net)
+    path = tmp_path / "eval.json"
+    intact = json.loads(path.read_text())
+    for field, value in intact["entries"][1].items():
+        if field in ("seconds", "sum"):
+            continue
+        content = copy.deepcopy(intact)
+        content["entries"][1][field] = {"other": 1} if isinstance(value, dict) else "other"
+        path.write_text(json.dumps(content))
+        assert ask(net) == [True, False], field
+    entries = json.loads(path.read_text())["entries"]
+    assert [{**entry, "seconds": 0, "sum": ""} for entry in entries] == [
+        {**entry, "seconds": 0, "sum": ""} for entry in intact["entries"]
+    ]
+
+
+def test_entries_of_an_older_version_without_a_sum_are_reused(ask, net, tmp_path):
+    ask(net)
+    path = tmp_path / "eval.json"
+    content = json.loads(path.read_text())
+    for entry in content["entries"]:
+        del entry["sum"]
+    path.write_text(json.dumps(content))
+    assert ask(net) == [True, True]
+
+
 def test_no_flags_are_read_from_outside_the_folder(ask, net, tmp_path):
     ask(net)
     path = tmp_path / "eval.json"

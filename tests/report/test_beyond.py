@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pixelpart.evaluation.cache import fingerprint
+from pixelpart.evaluation.cache import fingerprint, sealed
 from pixelpart.report import write_report
 
 CHECK = {
@@ -89,3 +89,16 @@ def test_a_file_that_cannot_be_used_is_a_note(make_run, parse, tmp_path, name, c
     folder = make_run()
     (folder / name).write_text(content)
     assert name in page(parse, tmp_path, folder).all("ul", "notes")[0].text
+
+
+def test_a_damaged_verdict_or_corruption_is_not_shown(make_run, parse, tmp_path, entry):
+    folder = make_run()
+    (folder / "check.json").write_text(json.dumps(sealed(CHECK) | {"verdict": "as expected"}))
+    settings = {"corruption": "fog", "severity": 1, "source": "generated"}
+    spoilt = sealed(entry("fog-1", 0.4, settings=settings)) | {"accuracy": 0.8}
+    (folder / "corruptions.json").write_text(json.dumps({"schema_version": 1, "entries": [spoilt]}))
+    found = page(parse, tmp_path, folder)
+    told = found.all("ul", "notes")[0].text
+    assert "check.json is damaged" in told
+    assert "corruptions.json: the entry of fog-1 is damaged" in told
+    assert not [one for one in found.all("section") if one.attrs["id"] == "beyond"]

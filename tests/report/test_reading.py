@@ -4,6 +4,7 @@ import math
 import numpy as np
 from safetensors.numpy import save_file
 
+from pixelpart.evaluation.cache import sealed
 from pixelpart.report.reading import number, read_run, read_runs
 
 
@@ -46,6 +47,13 @@ def test_bad_entries_are_left_out_by_name_and_good_ones_kept(make_run, entry):
     assert [e.accuracy for e in run.entries] == [0.43]
     assert len(run.notes) == 3
     assert "accuracy" in run.notes[0]
+
+
+def test_a_damaged_entry_is_left_out_by_name(make_run, entry):
+    sound = sealed(entry())
+    run = read_run(make_run(entries=[sound, sound | {"attack": "mma20", "accuracy": 0.53}]))
+    assert [e.accuracy for e in run.entries] == [0.43]
+    assert run.notes == ["eval.json: the entry of mma20 is damaged and left out; evaluate it again"]
 
 
 def test_unreadable_files_are_notes(make_run):
