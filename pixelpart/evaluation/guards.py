@@ -16,7 +16,7 @@ from pixelpart import losses
 from pixelpart.config import write_fraction
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.types import Images, Labels, Logits, Model
+from pixelpart.types import Images, Labels, Logits, Model, PerSample
 
 Doubts = list[str]
 
@@ -24,6 +24,8 @@ PROBES = 64  # images that are looked at, spread over all
 ROUNDING = 1e-4  # of the largest logit: what two passes over one batch may differ by
 REBATCHING = 1e-3  # the same for other batch sizes, which may take other kernels
 CHANCE = 1e-3  # how probable a difference between two shares may be if there is none
+STEP = 1 / 255  # by which a gradient is followed, to see whether its loss rises
+DOWN = 0.25  # share of the images at which it may fall instead: none on honest models, half where the way is random
 SQUARE = 0.002  # share of images that Square may break of what gradients left standing; AutoAttack warns from there on
 
 TRAIN_MODE = "the model came in train mode, with dropout or batch norm in it; it was judged in eval mode"
@@ -129,21 +131,34 @@ def scales(x: Images) -> dict[str, Images]:
 
 
 def of_gradients(model: Model, pictures: Pictures) -> Doubts:
-    """At how many images that are right a loss has no gradient that an attack could follow."""
+    """At how many images that are right a loss has no gradient that an attack could follow, or one that leads down."""
     x, y = probes(pictures)
-    doubts = []
     with torch.enable_grad():
         logits = model(x.requires_grad_())
-        right = logits.argmax(1) == y
-        for name, loss in (("cross-entropy", losses.ce), ("margin", losses.margin)):
-            grad = torch.autograd.grad(loss(logits, y).sum(), x, retain_graph=True)[0].flatten(1)
-            count = int((right & ~(grad.isfinite() & (grad != 0)).any(1)).sum())
-            if count:
-                where = f"{count} of {int(right.sum())} images that are right"
-                doubts.append(
-                    f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there"
-                )
+        totals = {"cross-entropy": losses.ce(logits, y).sum(), "margin": losses.margin(logits, y).sum()}
+        grads = {name: torch.autograd.grad(total, x, retain_graph=True)[0] for name, total in totals.items()}
+    x, logits = x.detach(), logits.detach()
+    right, doubts = logits.argmax(1) == y, []
+    for name, grad in grads.items():
+        count = int((right & ~(grad.isfinite() & (grad != 0)).flatten(1).any(1)).sum())
+        if count:
+            where = f"{count} of {int(right.sum())} images that are right"
+            doubts.append(f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there")
+    with torch.no_grad():
+        stepped = model((x + STEP * grads["cross-entropy"].sign()).clamp(0, 1))
+    falls = int((right & (_odds(stepped, y) < _odds(logits, y))).sum())
+    if falls > DOWN * int(right.sum()):
+        doubts.append(
+            f"the cross-entropy falls by a small step along its gradient at {falls} of {int(right.sum())} images that "
+            "are right: an attack by it is led astray"
+        )
     return doubts
+
+
+def _odds(logits: Logits, y: Labels) -> PerSample:
+    """log((1 - p_y) / p_y), which rises with the cross-entropy and does not round to 0 where the model is sure."""
+    sums = logits.double()
+    return losses.without(sums, y).logsumexp(1) - losses.at_class(sums, y)
 
 
 def probes(pictures: Pictures) -> tuple[Images, Labels]:

@@ -141,7 +141,7 @@ def test_dropout_that_eval_mode_does_not_reach_is_found_out(light):
 
 def test_a_model_that_looks_at_its_batch_is_found_out(light):
     model = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), Light(middle=0.0))
-    assert looks(model, light) == [guards.BATCH]
+    assert guards.of_model(model.eval(), light) == [guards.BATCH]
 
 
 def test_one_image_is_enough_to_look_at(light):
@@ -180,6 +180,37 @@ def test_images_that_are_wrong_to_begin_with_do_not_count(light):
 def test_a_gradient_that_is_not_a_number_counts_as_none(light):
     broken = Light(lambda x: x + 0 * (x - x).sqrt())
     assert any("cross-entropy is zero or NaN at 64 of 64" in doubt for doubt in looks(broken, light))
+
+
+class Told(torch.autograd.Function):
+    """The image itself, with a gradient that `tell` makes of the true one."""
+
+    @staticmethod
+    def forward(ctx, x, tell):
+        ctx.tell = tell
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.tell(grad), None
+
+
+@pytest.mark.parametrize(
+    ("tell", "falls"),
+    [
+        (lambda grad: -grad, 64),
+        (lambda grad: grad * torch.arange(len(grad)).remainder(2).sub(0.5)[:, None, None, None], 32),
+        (lambda grad: 1e-20 * grad, 0),
+    ],
+)
+def test_a_gradient_that_leads_down_is_found_out(tell, falls, light):
+    doubts = looks(Light(lambda x: Told.apply(x, tell)), light)
+    told = f"the cross-entropy falls by a small step along its gradient at {falls} of 64 images that are right"
+    assert [doubt.partition(":")[0] for doubt in doubts] == [told] * (falls > 0)
+
+
+def test_a_model_that_is_sure_of_all_is_not_led_astray_by_rounding(light):
+    assert looks(Light(sharpness=150.0), light) == []  # cross-entropies of 1e-8 and less
 
 
 # -- mode and settings
