@@ -161,7 +161,8 @@ def in_range(what: str, value: Any, *, most: float = 1) -> float:
     number = float(value)
     if not 0 < number <= most:
         hint = f"; {number:g} of 255 levels is {number:g}/255" if most == 1 and 1 < number <= 255 else ""
-        raise UserError(f"{what} {number:g} is not above 0 and at most {most:g}{hint}")
+        limit = f" and at most {most:g}" if most < math.inf else ""
+        raise UserError(f"{what} {number:g} is not above 0{limit}{hint}")
     return number
 
 

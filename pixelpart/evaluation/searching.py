@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pixelpart.attacks.autoattack import PROBES, agrees, all_tries, hunt, view_for_search
 from pixelpart.attacks.search import Search, spread
 from pixelpart.attacks.sweep import Try
-from pixelpart.errors import choose
+from pixelpart.errors import unknown
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.pictures import Pictures
@@ -97,7 +97,8 @@ def choose_search(search: str, device: torch.device) -> str:
     """The precision of the search: "auto" is bf16 on a GPU, where it is several times as fast, and fp32 elsewhere."""
     if search == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
-    choose(PRECISIONS, search, "search")
+    if search not in PRECISIONS:
+        raise unknown("search", search, ("auto", *PRECISIONS))
     return search
 
 

@@ -162,7 +162,7 @@ def test_nan_in_the_middle_of_an_attack_is_an_error(net, labelled, attack, monke
     ("flags", "said"),
     [
         (["--engine", "theirs"], "unknown engine 'theirs'; choose from own, reference"),
-        (["--search", "fp16"], "unknown search 'fp16'; choose from bf16, fp32"),
+        (["--search", "fp16"], "unknown search 'fp16'; choose from auto, bf16, fp32"),
         (["--attacks", "natural,apgd-ce", "--engine", "reference"], "not apgd-ce"),
         (["--attacks", "autoatack"], "unknown attack 'autoatack'; choose from natural, "),
     ],

@@ -47,7 +47,7 @@ def test_the_parts_of_a_name_are_the_searches_that_it_stands_for():
         ("pgd20@8/255@9", "'8/255@9' is not a number or a fraction"),
         ("pgd20@8", "pgd20's eps 8 is not above 0 and at most 1; 8 of 255 levels is 8/255"),
         ("pgd20@0", "pgd20's eps 0 is not above 0"),
-        ("apgd-l1@-1", "apgd-l1's eps -1 is not above 0"),
+        ("apgd-l1@-1", "apgd-l1's eps -1 is not above 0$"),
         ("apgd-l2@nan", "'nan' is not a finite number"),
         ("apgd-l3@1", "unknown attack 'apgd-l3'; choose from .*apgd-l2, apgd-l1, .*NAME@EPS"),
         ("@1", "unknown attack ''"),
