@@ -31,12 +31,9 @@ def train_command(config: Config, path: Path) -> str:
 
 
 def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> str:
-    """One command for entries that differ in nothing but the attack; none ("") where the images are not the run's own.
-
-    The command line evaluates on the run's data set alone; tensors and other sets are given in Python.
-    """
+    """One command for entries that differ in nothing but the attack; none ("") for tensors, given in Python."""
     attacked = next((e for e in entries if e.attack != "natural"), entries[0])
-    if attacked.dataset != config.dataset:
+    if attacked.dataset == "given":
         return ""
     words = [
         "pixelpart",
@@ -47,6 +44,8 @@ def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> st
         "--checkpoint",
         attacked.checkpoint,
     ]
+    if attacked.dataset != config.dataset:
+        words += ["--data", attacked.dataset]
     if attacked.attack != "natural":
         plain = [entry.eps or 0.0 for entry in entries if entry.attack != "natural" and not entry.own_eps]
         steps = [entry.settings["step_size"] for entry in entries if "step_size" in entry.settings]
@@ -54,6 +53,8 @@ def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> st
         for name, value in ((name, value) for name, values in given.items() for value in values):
             if value != EVALUATE_DEFAULTS[name]:
                 words += [f"--{name}", str(value if name == "seed" else write_fraction(value))]
+    if any(entry.settings.get("engine") == "reference" for entry in entries):
+        words += ["--engine", "reference"]
     dataset = SETS.get(attacked.dataset)
     if dataset is None or attacked.n != dataset.counts["test"]:
         words += ["--images", str(attacked.n)]

@@ -112,14 +112,14 @@ def _run(run: RunFiles, place: int, found: Sequence[table.Row]) -> dict[str, Any
 
 
 def _evaluation(row: table.Row) -> dict[str, Any]:
-    """A row's commands, one for each number of images, or the set that no command takes; and the row's machines."""
+    """A row's commands, one for each number of images, none for tensors that were given; and the row's machines."""
     sizes: dict[int, list] = {}
     for entry in sorted(row.cells.values(), key=lambda entry: entry.attack != "natural"):
         sizes.setdefault(entry.n, []).append(entry)
     made_by = [commands.evaluate_command(row.run.config, row.run.path, entries) for entries in sizes.values()]
     return {
         "commands": [command for command in made_by if command],
-        "elsewhere": "" if all(made_by) else row.entry.dataset,
+        "given": not all(made_by),
         "machines": list(dict.fromkeys(entry.machine for entry in row.cells.values() if entry.machine)),
     }
 

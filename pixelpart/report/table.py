@@ -128,6 +128,8 @@ def _remarked(run: RunFiles, found: list[Row]) -> list[Row]:
             row.remarks.append(
                 f"an earlier {entry.checkpoint}: the run has gone on since, the command measures the new one"
             )
+        if entry.dataset != run.config.dataset:
+            row.remarks.append("images that were given" if entry.dataset == "given" else f"{entry.dataset} images")
         if entry.seed:
             row.remarks.append(f"attack's seed {entry.seed}")
         if (step := entry.settings.get("step_size")) is not None and step != STEP_SIZE:

@@ -45,9 +45,16 @@ def test_the_evaluate_command_names_what_differs_from_the_defaults(entry):
     )
 
 
-@pytest.mark.parametrize("dataset", ["given", "cifar10"])
-def test_there_is_no_command_for_images_that_are_not_the_runs_own(dataset, entry):
-    assert evaluate_command(OWN, Path("x"), [Entry(**entry("pgd20", dataset=dataset))]) == ""
+def test_another_set_is_named_and_tensors_have_no_command(entry):
+    assert evaluate_command(OWN, Path("x"), [Entry(**entry("pgd20", dataset="given"))]) == ""
+    command = "pixelpart evaluate x --attacks pgd20 --checkpoint best --data cifar10"
+    assert evaluate_command(OWN, Path("x"), [Entry(**entry("pgd20", dataset="cifar10", n=10_000))]) == command
+
+
+def test_the_engine_is_told_where_it_is_the_authors_own(entry):
+    engines = {name: entry("autoattack", n=2000, settings={"engine": name}) for name in ("own", "reference")}
+    commands = {name: evaluate_command(OWN, Path("x"), [Entry(**one)]) for name, one in engines.items()}
+    assert commands["reference"] == f"{commands['own']} --engine reference"
 
 
 def test_a_number_that_is_no_fraction_is_written_whole(entry):

@@ -94,6 +94,12 @@ def test_names_with_an_eps_are_columns_of_the_page(make_run, entry, tmp_path):
     assert '<th scope="col" class="figure">apgd-l1@12</th>' in page
 
 
+def test_a_row_says_if_its_images_are_not_those_of_the_run_s_set(make_run, entry):
+    sets = ("shapes", "cifar10", "given")
+    found = rows(read_run(make_run(entries=[entry(dataset=name) for name in sets])))
+    assert [row.remarks for row in found] == [[], ["cifar10 images"], ["images that were given"]]
+
+
 def test_columns_put_natural_first(make_run, entry):
     assert columns([read_run(make_run(entries=[entry("pgd20"), entry("pgd5"), entry("natural")]))]) == [
         "natural",
