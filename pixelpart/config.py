@@ -161,7 +161,7 @@ class Config(Part):
     probe: int = Field(1024, ge=1)
     """images measured after every epoch: training images, and test images if none are held out"""
     model: str = "resnet18"
-    """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn, vit-tiny, vit-small, deit-small"""
+    """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn, vit-tiny, vit-small, deit-small or module:function"""
     normalize: bool = False
     """subtract the data set's mean and divide by its deviation inside the model"""
     epochs: int = Field(80, ge=1)

@@ -25,6 +25,19 @@ def add_out(parser: Any) -> None:
 
 def add_checkpoint(parser: Any) -> None:
     parser.add_argument("--checkpoint", default="best", help="of a run folder: best, last or epoch-N")
+    parser.add_argument(
+        "--network", metavar="NAME", help="of a run whose network is your own code: its module:function, once more"
+    )
+
+
+def use_network(found: argparse.Namespace) -> None:
+    """Lets the code that --network names be run; it comes from the command line, so it may."""
+    if found.network is not None:
+        from pixelpart import models
+        from pixelpart.usercode import parse_name
+
+        parse_name(found.network)  # one of the table's names has no place here
+        models.use(found.network)
 
 
 def add_eps_and_step_size(parser: Any, *, eps: str, step_size: str) -> None:

@@ -12,6 +12,7 @@ from pixelpart.commands.arguments import (
     add_model,
     add_running,
     positive,
+    use_network,
 )
 from pixelpart.flags import Parser
 from pixelpart.progress import Screen
@@ -38,6 +39,7 @@ def check(args: list[str]) -> None:
     found = parser.parse_all(args)
     from pixelpart.evaluation.obfuscation import check as run_check
 
+    use_network(found)
     screen = Screen(quiet=found.quiet)
     with screen.bars() as move:
         report = run_check(

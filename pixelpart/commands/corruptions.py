@@ -11,6 +11,7 @@ from pixelpart.commands.arguments import (
     add_out,
     add_running,
     positives,
+    use_network,
 )
 from pixelpart.flags import Parser
 from pixelpart.progress import Screen
@@ -37,6 +38,7 @@ def corruptions(args: list[str]) -> None:
     found = parser.parse_all(args)
     from pixelpart.evaluation import corruption
 
+    use_network(found)
     screen = Screen(quiet=found.quiet)
     with screen.bars() as move:
         result = corruption.corruptions(

@@ -13,6 +13,7 @@ from pixelpart.commands.arguments import (
     add_out,
     add_running,
     positive,
+    use_network,
 )
 from pixelpart.dataname import with_options
 from pixelpart.errors import UserError
@@ -87,6 +88,7 @@ def measure(found: argparse.Namespace) -> None:
     from pixelpart.evaluation.suite import evaluate as run_evaluation
     from pixelpart.world import joined, local_device
 
+    use_network(found)
     with joined() as world, (screen := Screen(quiet=found.quiet or not world.leads)).bars() as move:
         result = run_evaluation(
             found.model,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pixelpart.commands.arguments import add_device_and_root
+from pixelpart.commands.arguments import add_checkpoint, add_device_and_root, use_network
 from pixelpart.flags import Parser
 
 
@@ -10,12 +10,13 @@ def explain(args: list[str]) -> None:
     """Makes the pictures of a run's report: heat, budget and attack of a few test images."""
     parser = Parser(prog="pixelpart explain", description=explain.__doc__)
     parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    add_checkpoint(parser)
     parser.add_argument("--images", type=int, default=12, help="so many, spread over the classes (here: %(default)s)")
     add_device_and_root(parser)
     found = parser.parse_all(args)
     from pixelpart.evaluation.explain import explain as run_explanation
 
+    use_network(found)
     print(
         run_explanation(
             found.run, n=found.images, checkpoint=found.checkpoint, device=found.device, root=found.data_root

@@ -43,10 +43,14 @@ def train(args: list[str]) -> None:
         print(config.to_toml(), end="")
         return
     from pixelpart import data as sets
+    from pixelpart import models
     from pixelpart.engine.train import train as run_training
 
+    # what is named on the command line may be code
     if hasattr(found, "config.dataset"):
-        sets.use(config.dataset)  # named on the command line, so it may be code
+        sets.use(config.dataset)
+    if hasattr(found, "config.model"):
+        models.use(config.model)
     out = found.out or Path("runs") / f"{config.recipe}-{config.seed}"
     screen = Screen(quiet=found.quiet)
     run_training(config, out, device=found.device, data_root=found.data_root, fast=not found.plain, screen=screen)

@@ -6,7 +6,9 @@ from functools import partial
 
 import torch
 
+from pixelpart.dataname import is_code
 from pixelpart.errors import UserError, choose
+from pixelpart.models import own
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.loading import load_state
 from pixelpart.models.preact import PreActResNet18
@@ -16,7 +18,7 @@ from pixelpart.models.vit import Deit, VisionTransformer
 from pixelpart.models.wide import WideResNet
 from pixelpart.models.wrapping import wrap
 
-__all__ = ["MODELS", "Classifier", "build", "load_state", "wrap"]
+__all__ = ["MODELS", "Classifier", "build", "load_state", "use", "wrap"]
 
 # These are made for one image size.
 TRANSFORMERS: dict[str, Callable[..., Classifier]] = {
@@ -33,6 +35,18 @@ MODELS: dict[str, Callable[..., Classifier]] = {
     **TRANSFORMERS,
 }
 
+OWN: dict[str, own.Maker] = {}  # networks of the user's own code, by module:function, that this process may make
+
+
+def use(name: str) -> str:
+    """The name, fit for `build` and for a config: code behind module:function is imported here, and nowhere else.
+
+    Only a name from the command line or from a caller's own code may come here, never one from a file.
+    """
+    if is_code(name) and name not in OWN:
+        OWN[name] = own.maker(name)
+    return name
+
 
 def build(
     name: str,
@@ -46,16 +60,25 @@ def build(
     """A new network on the CPU, in train mode; weights come from the generator (None: a fresh one seeded with 0).
 
     A transformer is made for images of `size` pixels, in patches of 4 (32 pixels), 8 (64) or 16 (224); the others take
-    any size.
+    any size. A module:function that `use` has been told of makes its weights itself.
     """
     if num_classes < 2:
         raise UserError(f"num_classes {num_classes} is below 2")
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if is_code(name):
+        if name not in OWN:
+            said = f"train --model {name}, --network {name} with other commands, or pp.models.use({name!r})"
+            raise UserError(f"model {name!r} is code, which no file may have run; name it yourself: {said}")
+        model = own.network(name, OWN[name], num_classes, size, generator)
+        if any(mean) or any(value != 1 for value in std):  # else it keeps its own
+            model.set_scaling(mean, std)
+        return model
     # Weights on the meta device are not drawn at all, so the global generator stays as it is.
     with torch.device("meta"):
         model = _builder(name, size)(num_classes)
     model.to_empty(device="cpu")
     model.set_scaling(mean, std)
-    model.draw_weights(torch.Generator().manual_seed(0) if generator is None else generator)
+    model.draw_weights(generator)
     return model
 
 

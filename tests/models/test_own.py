@@ -1,0 +1,137 @@
+"""Networks of the user's own code: made where they are named, never from a file; what is wrong with one is told."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from pixelpart import models, recipes, train
+from pixelpart.errors import UserError
+from pixelpart.models import Classifier
+from pixelpart.run import Run
+
+CODE = """
+import torch
+from torch import nn
+import pixelpart as pp
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x).mean((2, 3)))
+
+class Split(Net):
+    def features(self, x):
+        return self.body(x)
+
+    def head(self, acts):
+        return self.fc(acts.mean((2, 3)))
+
+def wrapped(num_classes):
+    print("not a result")
+    return pp.models.wrap(Net(num_classes), features="body", head="fc")
+
+def split(num_classes):
+    return Split(num_classes)
+
+def bare(num_classes):
+    return Net(num_classes)
+
+def seven(num_classes):
+    return split(7)
+
+def nothing(num_classes):
+    return None
+
+def broken(num_classes):
+    raise RuntimeError("no weights here")
+
+def large_images_alone(num_classes):
+    net = pp.models.wrap(Net(num_classes), features="body", head="fc")
+    net.module.body.append(nn.AvgPool2d(20))
+    return net
+
+ready = Net(10)
+"""
+
+
+@pytest.fixture
+def mynets(tmp_path, monkeypatch):
+    (tmp_path / "mynets.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "OWN", {})
+    yield
+    sys.modules.pop("mynets", None)
+
+
+def built(function, **settings):
+    return models.build(models.use(f"mynets:{function}"), **settings)
+
+
+@pytest.mark.parametrize("function", ["wrapped", "split"])
+def test_it_is_a_classifier_whose_halves_make_the_whole(mynets, function, capsys):
+    model = built(function, num_classes=5, size=20)
+    assert isinstance(model, Classifier)
+    assert model.training
+    x = torch.rand(3, 3, 20, 20)
+    assert torch.equal(model.eval().head(model.features(x)), model(x))
+    assert model(x).shape == (3, 5)
+    assert capsys.readouterr().out == ""  # stdout is for results
+
+
+def test_its_weights_follow_from_the_generator_and_the_global_one_is_as_before(mynets):
+    before = torch.get_rng_state()
+    first, again, other = (
+        built("wrapped", generator=torch.Generator().manual_seed(seed)).state_dict() for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["module.fc.weight"], other["module.fc.weight"])
+
+
+def test_scaling_is_set_only_where_it_is_asked_for(mynets):
+    x = torch.rand(2, 3, 16, 16)
+    plain, scaled = built("split").eval(), built("split", mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)).eval()
+    torch.testing.assert_close(scaled(x), plain((x - 0.5) / 0.2))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("bare", "mynets:bare returned a Net without features and head; return it wrapped"),
+        ("seven", r"mynets:seven\(10\) gives logits \(2, 7\) for 2 images; they must be \(2, 10\)"),
+        ("nothing", "mynets:nothing returned a NoneType; it must return an nn.Module"),
+        ("broken", r"mynets:broken\(10\) fails with RuntimeError: no weights here \(mynets.py:\d+\)"),
+        ("large_images_alone", r"mynets:large_images_alone\(10\) on images of 32x32 fails with RuntimeError"),
+        ("ready", "mynets:ready is a Net; name a function of the number of classes"),
+        ("missing", "mynets has no 'missing'"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(mynets, function, said):
+    with pytest.raises(UserError, match=said) as error:
+        built(function)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_that_nobody_gave_is_not_run(mynets):
+    with pytest.raises(UserError, match=r"'mynets:wrapped' is code, which no file may have run.*pp.models.use"):
+        models.build("mynets:wrapped")
+    assert "mynets" not in sys.modules
+
+
+def test_a_run_trains_resumes_and_opens_with_it(mynets, tmp_path):
+    name = models.use("mynets:wrapped")
+    config = recipes.shapes("part", model=name, epochs=2, burn_in={"epochs": 1}, probe=64, holdout=64, batch_size=1600)
+    run = train(config, tmp_path / "run")
+    assert [row["phase"] for row in run.metrics] == ["burn-in", "mask"]
+    assert isinstance(run.model.module.fc, nn.Linear)
+    models.OWN.clear()
+    with pytest.raises(UserError, match="--network mynets:wrapped"):
+        Run(tmp_path / "run").model  # noqa: B018
+    with pytest.raises(UserError, match="is code"):
+        train(config, tmp_path / "run")
