@@ -1,6 +1,7 @@
 """Between a run in memory and its folder: save, resume, fork, keep the best."""
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Position:
     best_robust_ce: float | None = None
     best_epoch: int | None = None
     forked_here: bool = False  # no step has been taken since the fork
+    images: int = 0  # that it learns from; older checkpoints do not tell
 
 
 class Checkpoints:
@@ -40,18 +42,23 @@ class Checkpoints:
     def state(self) -> dict[str, Tensor]:
         return self.learner.state() | ({"maps": self.store.maps} if self.store is not None else {})
 
-    def resume(self, steps: int) -> Position:
-        """Loads the last checkpoint, or the one that the run forks from, or nothing; says where the run stands."""
+    def resume(self, steps: int, images: int) -> Position:
+        """Loads the last checkpoint, or the one that the run forks from, or nothing; says where the run stands.
+
+        An epoch has so many steps and images. Had it another number, other images would be held out.
+        """
         path = self.folder.checkpoint("last")
         at = Position()
         if path.exists():
             tensors, facts = load_checkpoint(path)
+            at = Position(**facts["position"])
+            _require_same(images, at, path)
             fill(self.state(), tensors, source=path)
             if facts["config"] != self.config.hash():
                 raise UserError(f"{path} belongs to another config ({facts['config']}, not {self.config.hash()})")
-            at = Position(**facts["position"])
         elif self.config.init_from:
-            at = self._fork(steps)
+            at = self._fork(steps, images)
+        at.images = images
         if self.writes and self.folder.metrics_file.exists():
             self.folder.write_metrics([row for row in self.folder.read_metrics() if row["epoch"] <= at.epoch])
         return at
@@ -95,7 +102,7 @@ class Checkpoints:
         about = {"config": self.config.hash(), "model": self.config.model, "settings": settings}
         return about | {"position": asdict(at), "epoch": at.epoch}
 
-    def _fork(self, steps: int) -> Position:
+    def _fork(self, steps: int, images: int) -> Position:
         """The state of another run after some epochs, as this run's beginning."""
         run, _, epoch = self.config.init_from.rpartition("@")
         if not run or not epoch.isdigit():
@@ -117,6 +124,7 @@ class Checkpoints:
                 f"init_from {self.config.init_from} leaves nothing to train: epochs is {self.config.epochs}"
             )
         tensors, facts = load_checkpoint(path)
+        _require_same(images, Position(**facts["position"]), path)
         tensors.pop("maps", None)  # made anew
         fill(self.learner.state(), tensors, source=path)
         assert facts["position"]["step"] == int(epoch) * steps
@@ -125,3 +133,10 @@ class Checkpoints:
     def _require_finite(self, at: Position) -> None:
         if not all(bool(tensor.isfinite().all()) for tensor in self.learner.weights().values()):
             raise Diverged(f"weights are not finite after step {at.step}; {self.last_good()}")
+
+
+def _require_same(images: int, at: Position, path: Path) -> None:
+    if at.images not in (0, images):
+        raise UserError(
+            f"{path} has learned from {at.images} images, and there are {images} now; begin another run with --out"
+        )

@@ -101,7 +101,7 @@ class Trainer:
     def run(self, save_seconds: float) -> None:
         steps, epochs = self.loader.steps, self.config.epochs
         self.folder.check(self.config)
-        self.at = self.checkpoints.resume(steps)
+        self.at = self.checkpoints.resume(steps, len(self.loader))
         self.folder.claim(self.config)
         if self.at.step == steps * epochs:
             self.say(f"{self.folder.path} is finished: {epochs} epochs")

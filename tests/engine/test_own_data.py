@@ -45,6 +45,23 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
+@pytest.mark.parametrize("change", ["more", "fewer"])
+def test_a_run_does_not_go_on_with_another_number_of_pictures(photos, capsys, change):
+    masked = ["--mask.rule", "mean", "--mask.every", "1"]
+    command = ["train", "shapes-at", *masked, "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
+    assert cli.main(command) == 0
+    before = {path: path.read_bytes() for path in (photos.parent / "run").rglob("*") if path.is_file()}
+    for i in range(5):
+        if change == "more":
+            shutil.copy(photos / "dark" / "0.png", photos / "dark" / f"new{i}.png")
+        else:
+            (photos / "dark" / f"{i}.png").unlink()
+    assert cli.main(command) == 2
+    count = {"more": 28, "fewer": 20}[change]  # four fifths, less those held out by the run
+    assert f"learned from 20 images, and there are {count - 4} now" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in before}
+
+
 def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsys):
     (photos / "dark" / "bad.jpg").write_bytes(b"x")
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
