@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -45,24 +46,40 @@ def atomic_write(path: Path, data: bytes | str) -> None:
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Row) -> None:
-    """Writes tensors and a few facts as one safetensors file; equal input gives equal bytes."""
+    """Writes tensors and a few facts, with a sum over both, as one safetensors file; equal input gives equal bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic_write(path, save(plain, metadata={"pixelpart": json.dumps(facts, sort_keys=True)}))
+    text = json.dumps(facts | {"sum": _sum(plain, facts)}, sort_keys=True)
+    atomic_write(path, save(plain, metadata={"pixelpart": text}))  # in one text: the order of several is left to chance
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Row]:
-    """Tensors and facts of a checkpoint; a missing, torn or foreign file is a UserError."""
-    return _reading(path, lambda: load_file(path)), read_facts(path)
+    """Tensors and facts of a checkpoint; a missing, torn, damaged or foreign file is a UserError."""
+    tensors, facts = _reading(path, lambda: load_file(path)), _all_facts(path)
+    told = facts.pop("sum", None)  # older files have none
+    if told not in (None, _sum(tensors, facts)):
+        raise UserError(f"{path} is damaged: it is not what was written, by its sum")
+    return tensors, facts
 
 
 def read_facts(path: Path) -> Row:
     """The facts of a checkpoint, without its tensors."""
+    return {name: value for name, value in _all_facts(path).items() if name != "sum"}
 
+
+def _all_facts(path: Path) -> Row:
     def facts() -> Row:
         with safe_open(path, "pt") as file:
-            return json.loads((file.metadata() or {})["pixelpart"])
+            return dict(json.loads((file.metadata() or {})["pixelpart"]))
 
     return _reading(path, facts)
+
+
+def _sum(tensors: Mapping[str, Tensor], facts: Row) -> str:
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def fill(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, source: Path) -> None:
@@ -84,7 +101,7 @@ def _reading(path: Path, read: Any) -> Any:
         return read()
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {path}") from None
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
         raise UserError(f"{path} is truncated or not a checkpoint of pixelpart ({error})") from None
 
 

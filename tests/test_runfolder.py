@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -99,6 +100,32 @@ def test_a_file_cut_anywhere_is_a_user_error_that_names_it(tmp_path, tensors):
         with pytest.raises(UserError, match=r"x\.safetensors is truncated or not a checkpoint") as caught:
             load_checkpoint(path)
         assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, tensors):
+    """In the header, in the facts, in a weight; without its name the sum is not found, but all else is as it was."""
+    path, facts = tmp_path / "x.safetensors", {"config": "abc", "position": {"step": 3}}
+    save_checkpoint(path, tensors, facts)
+    whole, unnoticed = path.read_bytes(), 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+        try:
+            loaded, found = load_checkpoint(path)
+        except UserError as error:
+            assert re.search(r"x\.safetensors is (damaged|truncated)", str(error))
+            assert "\n" not in str(error)
+        else:
+            unnoticed += 1
+            assert found.items() >= facts.items()
+            assert all(torch.equal(loaded[name], tensor.detach()) for name, tensor in tensors.items())
+    assert unnoticed <= len("sum")
+
+
+def test_a_checkpoint_without_a_sum_is_read(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(2)}, tmp_path / "x", metadata={"pixelpart": '{"epoch": 1}'})
+    assert load_checkpoint(tmp_path / "x")[1] == {"epoch": 1}
 
 
 def test_a_safetensors_file_of_someone_else_is_a_user_error(tmp_path, tensors):
