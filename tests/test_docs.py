@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+import pixelpart
 from pixelpart import cli, data, masks, models
 from pixelpart.config import Config, config_from
 from pixelpart.engine.build import build
@@ -284,6 +285,8 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
     )
     run = train_module.train(config, tmp_path / "run", screen=Screen(quiet=True))
     result = suite.evaluate(run, attacks=["natural", "pgd2"])
+    pixelpart.check(run, surrogate=models.build("tiny-cnn"), images=40)
+    pixelpart.corruptions(run, names=["fog"], severities=[1], images=2)
     explained = json.loads(explain.explain(run, n=3, objects=16).read_text())
     assert table("how-it-works.md", "metrics.jsonl") == set(run.metrics[0])
     assert table("evaluation.md", "eval.json") == set(result.entries[1])
