@@ -24,7 +24,7 @@ ORDERS = {"l2": 2, "l1": 1}  # of the norms besides linf
 TINY = 1e-30  # stands in for a length of 0
 
 
-def check(x: Tensor, budget: Budget, *, step_size: float, steps: int, norm: str = "linf") -> None:
+def check(x: Tensor, budget: float | Tensor, *, step_size: float, steps: int, norm: str = "linf") -> None:
     """Returns if an attack can begin; a mistake in what was handed in is a UserError.
 
     Values inside tensors are looked at only where that is free of side effects: not in compiled or captured code.
@@ -38,6 +38,9 @@ def check(x: Tensor, budget: Budget, *, step_size: float, steps: int, norm: str 
     elif not isinstance(budget, Tensor):
         if not 0 <= budget <= 1:
             raise UserError(f"budget {budget} is not from 0 to 1; a change of 8 levels of 255 is 8/255")
+    elif budget.ndim != 4 or any(have not in (1, want) for have, want in zip(budget.shape, x.shape, strict=True)):
+        b, c, h, w = x.shape  # (b, h, w) is told from (c, h, w) by nothing where b is c
+        raise UserError(f"the budget has shape {tuple(budget.shape)}; give ({b}, 1 or {c}, {h}, {w}) or a number")
     elif type(budget) is Tensor and not bool(((budget >= 0) & (budget <= 1)).all()):
         raise UserError(f"the budget lies in [{float(budget.min())}, {float(budget.max())}], not in [0, 1]")
     if type(x) is Tensor and not bool(((x >= 0) & (x <= 1)).all()):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 from pixelpart import attacks
 from pixelpart.attacks import draw_noise, project, start_point
+from pixelpart.attacks.ball import check
 from pixelpart.errors import UserError
 
 unit = st.floats(0, 1)
@@ -98,3 +101,15 @@ def test_what_no_attack_can_begin_with_is_refused(attack, change, message):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     with pytest.raises(UserError, match=message):
         attack(model, call.pop("x"), torch.tensor([0, 1]), call.pop("budget"), **call)
+
+
+@pytest.mark.parametrize("shape", [(), (4, 4), (3, 4, 4), (3, 1, 4, 4), (2, 2, 4, 4), (2, 1, 4, 5)])
+def test_a_budget_whose_pixels_are_not_those_of_the_images_is_refused(shape):
+    message = re.escape(f"the budget has shape {shape}; give (2, 1 or 3, 4, 4) or a number")
+    with pytest.raises(UserError, match=message):
+        check(torch.rand(2, 3, 4, 4), torch.zeros(shape), step_size=0.1, steps=1)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 1, 4, 4), (1, 1, 4, 4), (2, 1, 1, 1)])
+def test_a_budget_may_be_one_for_all_channels_images_or_pixels(shape):
+    check(torch.rand(2, 3, 4, 4), torch.zeros(shape), step_size=0.1, steps=1)
