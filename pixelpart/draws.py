@@ -23,6 +23,11 @@ def generator(
     return torch.Generator(device).manual_seed(_digest(seed, stream, epoch, step))
 
 
+def seed_torch(seed: int, stream: str, epoch: int = 0, step: int = 0) -> None:
+    """Has torch's global generators begin where these four say, for code that asks no other: a network's dropout."""
+    torch.manual_seed(_digest(seed, stream, epoch, step))
+
+
 def keys(seed: int, stream: str, samples: Int[Tensor, " b"], number: int | Int[Tensor, " b"] = 0) -> Keys:
     """A key for each sample number: what `hashed` makes its draws from; `number` counts tries at the same sample."""
     return _mix(_mix(samples.long() + _digest(seed, stream, 0, 0)) + number)

@@ -78,7 +78,7 @@ def _sum(tensors: Mapping[str, Tensor], facts: Row) -> str:
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

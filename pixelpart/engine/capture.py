@@ -57,7 +57,7 @@ class Captured:
         graph.replay()
 
     def _capture_or_say(self, key: Key, phase: Phase, inputs: StepInputs) -> None:
-        """Adds the graph of a phase and batch size; the learner is as before."""
+        """Adds the graph of a phase and batch size; the learner is as before, and so is what it may draw."""
         state = self.learner.state()
         before = {name: tensor.clone() for name, tensor in state.items()}
         try:
@@ -67,6 +67,7 @@ class Captured:
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(before[name])
+        torch.manual_seed(torch.initial_seed())
 
     def _compiled(self, phase: Phase) -> Phase:
         """The phase with compiled functions; phases that differ in budgets or awp alone share the objective's."""

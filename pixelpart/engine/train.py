@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from pixelpart import draws
 from pixelpart.config import Config
 from pixelpart.device import choose_device
 from pixelpart.engine import probe, review, sets
@@ -108,7 +109,8 @@ class Trainer:
             return
         self.announce()
         arithmetic = fast_arithmetic() if self.learner.narrow else full_precision(self.device)
-        with arithmetic, stop_requests() as stop, self.screen.bars() as move:
+        generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        with arithmetic, generators, stop_requests() as stop, self.screen.bars() as move:
             saved = time.monotonic()
             for epoch in range(self.at.step // steps, epochs):
                 for _ in self.steps_of(epoch, move):
@@ -139,6 +141,7 @@ class Trainer:
             )
             self.learner.lr.fill_(rate)
             inputs = step_inputs(self.config, phase, self.loader, self.store, epoch=epoch, step=step)
+            draws.seed_torch(self.config.seed, "network", epoch, step)
             self.step(self.learner, phase, inputs)
             self.at.step += 1
             self.at.forked_here = False

@@ -13,13 +13,15 @@ import time
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from pixelpart import data
+from pixelpart import data, models
 from pixelpart.engine import maps
 from pixelpart.engine import train as train_module
 from pixelpart.engine.probe import Reading
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
+from pixelpart.models.tiny import TinyCNN
 from pixelpart.run import Run
 from pixelpart.runfolder import RunFolder, load_checkpoint
 
@@ -89,6 +91,26 @@ def test_stopped_anywhere_the_final_files_are_the_same_bytes(small, quiet, tmp_p
     assert f"resumed at step {at}:" in (tmp_path / "parts" / "log.txt").read_text()
     assert files_of(parts) == files_of(whole)
     assert rows_without_clock(parts) == rows_without_clock(whole)
+
+
+def test_a_network_that_draws_draws_the_same_again(small, quiet, tmp_path, monkeypatch):
+    """Dropout asks torch's global generator: equal configs, equal weights, stopped or not; and it is as before."""
+
+    class Forgetful(TinyCNN):
+        def trunk(self, x):
+            return F.dropout(super().trunk(x), 0.3, training=self.training)
+
+    monkeypatch.setitem(models.MODELS, "tiny-cnn", Forgetful)
+    config = small("at")
+    before = torch.get_rng_state()
+    whole = train(config, tmp_path / "whole", screen=quiet)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)  # another state to begin with
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "parts", screen=quiet)
+    assert files_of(train(config, tmp_path / "parts", screen=quiet)) == files_of(whole)
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
