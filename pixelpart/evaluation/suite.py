@@ -108,6 +108,8 @@ def evaluate(
             facts = tell_facts(attack, config=them.config)
             asked = identity.digest([about, facts, source_of(attack, engine=engine)])
             found = cache.find(them.folder, entries, asked=asked, probe=signature) if them.folder else None
+            if bool(world.any_of(torch.tensor([found is None]))):  # one that came later may have found what came since
+                found = None
             tell = progress or _silent
             if found:
                 outcome = _recall(attack, them, *found, keep=world.leads)

@@ -99,7 +99,7 @@ class Shared:
     """Worlds of one process each, in threads, that put their flags together as all_reduce does."""
 
     def __init__(self, size):
-        self.barrier, self.flags = threading.Barrier(size), {}
+        self.barrier, self.flags = threading.Barrier(size, timeout=20), {}
 
     def any_of(self, world, flags):
         self.flags[world.rank] = flags
@@ -107,6 +107,30 @@ class Shared:
         together = torch.stack(list(self.flags.values())).any(0)
         self.barrier.wait()
         return together
+
+
+def at_once(work, ranks):
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(plane, pair, monkeypatch, tmp_path):
+    """Another evaluation may write between the two; if only one then went to work, it would wait for ever."""
+    settings = {"data": pair, "attacks": "natural,pgd3", "eps": 0.03, "step_size": 0.01}
+    alone = evaluate(plane, **settings, out=tmp_path / "1")
+    shared, found = Shared(2), {}
+    monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
+
+    def work(rank):
+        found[rank] = evaluate(copy.deepcopy(plane), **settings, out=tmp_path / str(rank), world=World(rank, 2))
+
+    at_once(work, 2)
+    for rank in range(2):
+        assert not any(found[rank][name].reused for name in found[rank])
+        assert found[rank].flags["pgd3"].tolist() == alone.flags["pgd3"].tolist()
 
 
 def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatch):
@@ -131,11 +155,7 @@ def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatc
         told = lambda name, done, total, share: shares.append(share)  # noqa: E731
         found[rank] = evaluate(Stairs(), **settings, world=World(rank, 3), progress=told)["autoattack"]
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, 3)
     assert [found[rank].doubts for rank in range(3)] == [alone.doubts] * 3
     assert [found[rank].right.tolist() for rank in range(3)] == [alone.right.tolist()] * 3
     assert 0 <= min(shares) <= max(shares) <= 1
