@@ -31,7 +31,7 @@ def train_command(config: Config, path: Path) -> str:
 
 
 def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> str:
-    """One command for entries that differ in nothing but the attack; none ("") for tensors, given in Python."""
+    """One command for entries that differ in the attack alone; none ("") for tensors, given in Python."""
     attacked = next((e for e in entries if e.attack != "natural"), entries[0])
     if attacked.dataset == "given":
         return ""
@@ -53,8 +53,8 @@ def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> st
         for name, value in ((name, value) for name, values in given.items() for value in values):
             if value != EVALUATE_DEFAULTS[name]:
                 words += [f"--{name}", str(value if name == "seed" else write_fraction(value))]
-    if any(entry.settings.get("engine") == "reference" for entry in entries):
-        words += ["--engine", "reference"]
+    if attacked.engine != "own":
+        words += ["--engine", attacked.engine]
     dataset = SETS.get(attacked.dataset)
     if dataset is None or attacked.n != dataset.counts["test"]:
         words += ["--images", str(attacked.n)]

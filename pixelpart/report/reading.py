@@ -46,6 +46,16 @@ class Entry(Record):
     fingerprint: str | None = None
 
     @property
+    def engine(self) -> str:
+        """Who ran the attack: we, or AutoAttack's authors' code."""
+        return self.settings.get("engine", "own")
+
+    @property
+    def column(self) -> str:
+        """The attack's name in a table, where two engines' figures may stand beside each other."""
+        return self.attack if self.engine == "own" else f"{self.attack}, {self.engine}"
+
+    @property
     def own_eps(self) -> bool:
         """Whether eps is the attack's own, and not the one that a row of the table has in common."""
         return "@" in self.attack or not self.settings.keys().isdisjoint({"norm", "eps_low"})

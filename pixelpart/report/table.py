@@ -20,7 +20,7 @@ LEVEL = 0.05
 
 @dataclass
 class Row:
-    """One checkpoint of one run under one set of settings; `cells` by attack."""
+    """One checkpoint of one run under one set of settings; `cells` by attack and engine."""
 
     run: RunFiles
     cells: dict[str, Entry]
@@ -71,7 +71,7 @@ class Comparison:
 
 def columns(runs: Sequence[RunFiles]) -> list[str]:
     """Attack names: natural first, then as they come."""
-    names = dict.fromkeys(entry.attack for run in runs for entry in run.entries)
+    names = dict.fromkeys(entry.column for run in runs for entry in run.entries)
     return sorted(names, key=lambda name: name != "natural")
 
 
@@ -90,9 +90,9 @@ def rows(run: RunFiles) -> list[Row]:
         eps = None if entry.own_eps else entry.eps
         key = ((*_context(entry), entry.seed, entry.n), eps, entry.settings.get("step_size"))
         homes = [row for its, row in attacked.items() if _agree(key, its)] or [attacked.setdefault(key, Row(run, {}))]
-        older += any(entry.attack in row.cells for row in homes)
+        older += any(entry.column in row.cells for row in homes)
         for row in homes:
-            row.cells[entry.attack] = entry
+            row.cells[entry.column] = entry
     for row in attacked.values():
         if same := natural.get(_context(row.entry)):
             row.cells["natural"] = _nearest(same, row.entry.n)

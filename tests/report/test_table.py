@@ -94,6 +94,19 @@ def test_names_with_an_eps_are_columns_of_the_page(make_run, entry, tmp_path):
     assert '<th scope="col" class="figure">apgd-l1@12</th>' in page
 
 
+def test_two_engines_have_columns_and_commands_of_their_own(make_run, entry, parse, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engines = [entry("autoattack", n=2000, settings={"engine": name}) for name in ("own", "reference")]
+    folder = make_run("two", entries=[entry("natural", n=2000), entry("pgd20", n=2000), *engines])
+    run = read_run(folder)
+    (row,) = rows(run)
+    assert list(row.cells) == ["pgd20", "autoattack", "autoattack, reference", "natural"]
+    assert run.notes == []
+    commands = parse(write_report([folder], tmp_path / "r.html")).all("dl", "commands")[0].text
+    assert "--attacks natural,pgd20,autoattack --checkpoint best pixelpart" in commands
+    assert "--attacks autoattack --checkpoint best --engine reference" in commands
+
+
 def test_a_row_says_if_its_images_are_not_those_of_the_run_s_set(make_run, entry):
     sets = ("shapes", "cifar10", "given")
     found = rows(read_run(make_run(entries=[entry(dataset=name) for name in sets])))
