@@ -11,7 +11,7 @@ def explain(args: list[str]) -> None:
     parser = Parser(prog="pixelpart explain", description=explain.__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     add_checkpoint(parser)
-    parser.add_argument("--images", type=int, default=12, help="so many, spread over the classes (here: %(default)s)")
+    parser.add_argument("--images", type=int, help="so many, spread over the classes (here: 12, or all if fewer)")
     add_device_and_root(parser)
     found = parser.parse_all(args)
     from pixelpart.evaluation.explain import explain as run_explanation

@@ -23,11 +23,13 @@ from pixelpart.run import Run
 from pixelpart.runfolder import EXPLAIN_SCHEMA, atomic_write
 from pixelpart.types import BudgetMap, Heatmap, Images, Labels
 
+IMAGES = 12  # unless told otherwise
+
 
 def explain(
     run: Run | str | Path,
     *,
-    n: int = 12,
+    n: int | None = None,
     checkpoint: str = "best",
     steps: int = 20,
     step_size: float = defaults.STEP_SIZE,
@@ -39,6 +41,8 @@ def explain(
 ) -> Path:
     """The explain.json that it wrote, with explain.safetensors beside it, for n test images spread over the classes.
 
+    n is 12 unless told, or all where there are fewer.
+
     Heat and budget are those of the run's own mask settings (uniform eps where it has no mask). The adversarial picture
     is what PGD makes of the image in `steps` steps with the eps of the run's config at every pixel: the one that
     `evaluate` has after the first restart of pgdK if it is asked for that eps (its own is 8/255), K = steps, this
@@ -49,6 +53,7 @@ def explain(
     config = run.config
     them = resolve(run, checkpoint=checkpoint, device=device, root=root)
     dataset = sets.find(config.dataset)
+    n = min(IMAGES, len(them.pictures)) if n is None else n
     if not 1 <= n <= len(them.pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(them.pictures)}, all test images")
     index = spread(them.pictures.labels, n)

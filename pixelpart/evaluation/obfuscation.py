@@ -30,7 +30,7 @@ from pixelpart.evaluation.behaviours import (
     unbounded,
 )
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.evaluation.subject import Subject, resolve
+from pixelpart.evaluation.subject import GIVEN, Subject, resolve
 from pixelpart.evaluation.suite import machine
 from pixelpart.evaluation.surrogate import SMALL, train_surrogate
 from pixelpart.frozen import frozen
@@ -167,15 +167,15 @@ def another(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None
     pictures, name = trial.pictures, them.tags["dataset"]
     if surrogate is None:
         hint = "give another model for the same images (--surrogate RUN)"
-        if name not in sets.SETS:
+        if name == GIVEN:
             return None, f"the images came without a training set to train a surrogate on; {hint}"
-        if (n := sets.SETS[name].counts["train"]) > SMALL:
+        if (n := sets.find(name).counts["train"]) > SMALL:
             return None, f"{name} has {n} training images, too many to train a surrogate on the way; {hint}"
         report = functools.partial(trial.progress, "training a surrogate")
         made = train_surrogate(name, eps=trial.eps, seed=trial.seed, device=pictures.device, root=root, report=report)
         return made, "a tiny-cnn trained for it"
     other = resolve(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
-    if other.config and name in sets.SETS and other.config.dataset != name:
+    if other.config and name != GIVEN and other.config.dataset != name:
         raise UserError(f"the surrogate is for {other.config.dataset}, the model for {name}; give one for {name}")
     with frozen(other.model) as model:
         classes = [accuracy.check_model(one, pictures, probes=identity.PROBES).shape[1] for one in (trial.model, model)]

@@ -25,6 +25,7 @@ Kind = Literal["run", "checkpoint", "archive", "function", "module"]
 
 FILES: dict[str, Kind] = {".safetensors": "checkpoint", ".pt2": "archive"}
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+GIVEN = "given"  # the data set of images that came as tensors
 CHOICES = "a run folder, a .safetensors checkpoint of pixelpart, a .pt2 archive of torch.export, or module:function"
 
 
@@ -151,7 +152,7 @@ def _test_images(data: Data, *, images: int | None, root: str | Path | None) -> 
         named = {"dataset": data, "split": "test"}
     else:
         x, y = _pair(data)
-        named = {"dataset": "given", "split": "given"}
+        named = {"dataset": GIVEN, "split": GIVEN}
     sets.check_pixels(x)  # labels are checked once the model has said how many classes it has
     if images is not None and images > len(x):
         raise UserError(f"images {images} is more than the {len(x)} there are")

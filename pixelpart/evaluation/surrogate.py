@@ -32,7 +32,7 @@ def train_surrogate(
     images, labels = sets.load(name, split="train", root=root)
     model = models.build(
         "tiny-cnn",
-        num_classes=sets.SETS[name].num_classes,
+        num_classes=sets.find(name).num_classes,
         generator=draws.generator(seed, "surrogate/weights"),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)

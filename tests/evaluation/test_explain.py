@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -122,6 +123,13 @@ def test_object_shares_are_counted_by_hand_and_dead_maps_left_out(monkeypatch):
 def test_n_is_checked(n, run):
     with pytest.raises(UserError, match="from 1 to 2000"):
         explain(run, n=n)
+
+
+def test_of_fewer_images_than_it_wants_it_takes_all(run, monkeypatch):
+    x, y = data.load("shapes", split="test")
+    few = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x[:5], y[:5]), masks=None)
+    monkeypatch.setitem(data.SETS, "shapes", few)
+    assert len(json.loads(explain(run, steps=1).read_text())["images"]) == 5
 
 
 def test_no_attack_leaves_the_ball_of_a_smaller_eps(make_run):

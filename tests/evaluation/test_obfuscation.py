@@ -107,6 +107,12 @@ def test_without_a_training_set_the_black_box_is_skipped_and_says_so(plane, pair
     assert "--surrogate RUN" in found.found
 
 
+def test_a_set_of_the_users_own_has_one_trained_on_it(honest, monkeypatch):
+    monkeypatch.setitem(data.OWN, "mine:corners", SET)
+    found = check(honest, data="mine:corners", images=20)["black box"]
+    assert found.numbers["surrogate"] == "a tiny-cnn trained for it"
+
+
 def test_on_a_large_set_too(honest, monkeypatch):
     monkeypatch.setitem(data.SETS, "corners", dataclasses.replace(SET, counts={"train": 50_000, "test": N}))
     report = check(honest, data="corners", images=20)
