@@ -37,7 +37,7 @@ def data(args: list[str]) -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         for row in rows:
-            about = f" ({row.about})" if found.what == "list" else ""
+            about = f" ({row.about}{f'; from {row.source}' if row.source else ''})" if found.what == "list" else ""
             size = f"{row.images:>7} images {row.bytes / 1e6:>8.1f} MB"
             bad = f", {row.skipped} bad left out" if row.skipped else ""
             print(f"{row.name:<12} {row.status:<10} {size}{bad}  {row.where}{about}")

@@ -31,6 +31,7 @@ SETS: dict[str, DataSet] = {
         about="CIFAR-10: small photographs of animals and vehicles",
         load=cifar10.load,
         get=cifar10.get,
+        source=cifar10.URL,
         files=cifar10.present,
         check=cifar10.check,
     ),
@@ -43,6 +44,7 @@ SETS: dict[str, DataSet] = {
         about="CIFAR-100: small photographs of a hundred kinds of things",
         load=cifar100.load,
         get=cifar100.get,
+        source=cifar100.URL,
         files=cifar100.present,
         check=cifar100.check,
     ),
@@ -55,6 +57,7 @@ SETS: dict[str, DataSet] = {
         about="SVHN: digits of house numbers; for non-commercial use",
         load=svhn.load,
         get=svhn.get,
+        source=svhn.URL,
         files=svhn.present,
         check=svhn.check,
     ),
@@ -67,6 +70,7 @@ SETS: dict[str, DataSet] = {
         about="TinyImageNet-200: photographs of 200 classes, tested on its validation images",
         load=tinyimagenet.load,
         get=tinyimagenet.get,
+        source=tinyimagenet.URL,
         files=tinyimagenet.present,
         check=tinyimagenet.check,
         boxes=tinyimagenet.boxes,
@@ -145,7 +149,7 @@ def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
     skipped = 0 if entry.skipped is None else len(entry.skipped(root))
     if skipped:
         images = sum(len(entry.load(split, root)[1]) for split in entry.counts)
-    return Row(name, where, images, size, status, entry.about, skipped)
+    return Row(name, where, images, size, status, entry.about, entry.source, skipped)
 
 
 __all__ = [

@@ -22,6 +22,7 @@ class DataSet:
     about: str
     load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root), and `progress` for a set that is decoded
     get: Callable[[Root, Progress], Path] | None = None  # None: nothing to fetch
+    source: str = ""  # where `get` first looks for it
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
     check: Callable[..., str | None] | None = None  # reads the files whole and gives a status, None: verified
     masks: Callable[[str], Tensor] | None = None  # where the object is, for sets that know: bool (n, h, w) of a split
@@ -44,4 +45,5 @@ class Row:
     bytes: int
     status: str  # generated | present (not yet read) | verified | unofficial | missing | broken: why
     about: str
+    source: str = ""  # where it is fetched from, if it is
     skipped: int = 0  # files left out as bad

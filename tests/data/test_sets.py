@@ -28,6 +28,8 @@ def test_the_listing_has_every_set_and_reads_none(tmp_path):
     assert (rows["shapes"].status, rows["shapes"].images) == ("generated", 8000)
     assert (rows["cifar10"].status, rows["cifar10"].where, rows["cifar10"].bytes) == ("missing", str(tmp_path), 0)
     assert all(row.about == data.SETS[name].about for name, row in rows.items())
+    assert {name for name, row in rows.items() if not row.source} == {"shapes"}  # all others are fetched from somewhere
+    assert rows["svhn"].source == "http://ufldl.stanford.edu/housenumbers/"
 
 
 def test_a_generated_set_needs_no_getting():
