@@ -8,6 +8,7 @@ TAKES = {  # the settings of each
     "autoattack": ("run", "images", "search", "batch_size"),
     "cam": ("model", "batch_size", "repeats"),
     "scale": _STEP,
+    "stream": _STEP,
     "train": (*_STEP, "methods", "precision"),
 }
 KINDS = tuple(TAKES)

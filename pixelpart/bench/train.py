@@ -116,17 +116,25 @@ def our_maker(
     """
 
     def make() -> Run:
-        plan = build(config)
-        learner = Learner(copy.deepcopy(network) if network is not None else plan.model, config, device)
-        learner.lr.fill_(config.optim.lr)
-        inputs = step_inputs(config, plan.main, device, size=size, classes=classes)
-        step: Callable[..., None] = train_step
-        if device.type == "cuda":
-            torch._dynamo.reset()  # it keeps only so many versions of a function, and here every method makes some
-            step = Captured(learner, full=config.batch_size, say=say)
-        return lambda: step(learner, plan.main, inputs)
+        phase, step = our_step(config, device, say, network=network)
+        inputs = step_inputs(config, phase, device, size=size, classes=classes)
+        return lambda: step(inputs)
 
     return make
+
+
+def our_step(
+    config: Config, device: torch.device, say: Say, *, network: Classifier | None = None
+) -> tuple[Phase, Callable[[StepInputs], None]]:
+    """The phase that follows burn-in, and its step on a new learner."""
+    plan = build(config)
+    learner = Learner(copy.deepcopy(network) if network is not None else plan.model, config, device)
+    learner.lr.fill_(config.optim.lr)
+    step: Callable[..., None] = train_step
+    if device.type == "cuda":
+        torch._dynamo.reset()  # it keeps only so many versions of a function, and here every method makes some
+        step = Captured(learner, full=config.batch_size, say=say)
+    return plan.main, lambda inputs: step(learner, plan.main, inputs)
 
 
 def usual_maker(method: str, config: Config, device: torch.device) -> Callable[[], Run]:

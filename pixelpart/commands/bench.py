@@ -12,13 +12,13 @@ from pixelpart.progress import Screen
 
 
 def bench(args: list[str]) -> None:
-    """Measures speed beside the usual way of doing the same: bench train | attack | cam | scale | autoattack RUN."""
+    """Measures speed beside the usual way: bench train | attack | cam | scale | stream | autoattack RUN."""
     parser = Parser(prog="pixelpart bench", description=bench.__doc__)
     parser.add_argument("what", choices=benches.KINDS)
     parser.add_argument("run", nargs="?", metavar="RUN", help="autoattack: the run folder whose model is attacked")
     parser.add_argument("--model", help="the network (here: resnet18)")
     parser.add_argument("--batch-size", type=positive, help="images at a time (here: 128; autoattack: 1024 on a GPU)")
-    parser.add_argument("--steps", type=positive, help="train, attack, scale: steps of PGD (here: 10)")
+    parser.add_argument("--steps", type=positive, help="train, attack, scale, stream: steps of PGD (here: 10)")
     parser.add_argument("--methods", help=f"train: comma-separated (here: {','.join(benches.METHODS)})")
     parser.add_argument("--precision", choices=benches.PRECISIONS, help="train: our own step's (here: bf16)")
     parser.add_argument("--images", type=positive, help="autoattack: the first so many test images (here: 1000)")

@@ -45,8 +45,12 @@ class Loader:
         rows: Int64[Tensor, " m"] | None = None,
         device: torch.device | str = "cpu",
         world: World = ALONE,
+        resident: bool | None = None,
     ) -> None:
-        """`rows`: which of the images there are to be, all if None; they are numbered from 0 in that order."""
+        """`rows`: which of the images there are to be, all if None; they are numbered from 0 in that order.
+
+        `resident`: whether they are put on the device; None: if they fit.
+        """
         assert len(images) == len(labels)
         rows = torch.arange(len(images)) if rows is None else rows
         if batch_size < 1 or not len(rows):
@@ -56,7 +60,8 @@ class Loader:
         self._order: tuple[int, Tensor] | None = None
         self._ahead: tuple[tuple[int, int], Future[tuple[Tensor, Tensor, Tensor]]] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        if self.device.type != "cpu" and _fits(images, len(rows), self.device):
+        resident = _fits(images, len(rows), self.device) if resident is None else resident
+        if self.device.type != "cpu" and resident:
             self._images, self._rows = _moved(images, rows, self.device), None
         else:
             self._images, self._rows = images, rows

@@ -10,7 +10,7 @@ import torch
 from pixelpart import models, recipes
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.bench import timing
+from pixelpart.bench import stream, timing
 from pixelpart.bench.train import add_figures, forward_flops, passes
 from pixelpart.cli import main
 from pixelpart.evaluation import reference
@@ -68,6 +68,19 @@ def test_scale_varies_batch_size_image_size_and_classes_and_tells_the_share_of_t
         assert at["images_per_second"] == pytest.approx(1000 * points[i][0] / at["milliseconds"])
         share = found["figures"][f"share of the masks, {name}"]
         assert share == pytest.approx(1 - at["milliseconds"] / part["milliseconds"])
+
+
+def test_stream_holds_a_mapped_file_beside_images_on_the_device(capsys):
+    found = json.loads(run(capsys, "stream", *TINY, "--steps", "1", "--json"))
+    assert [row["what"] for row in found["rows"]] == ["images on the device", "images from a mapped file"]
+    assert found["figures"] == {"speed from a mapped file over that on the device": found["rows"][1]["ratio"]}
+
+
+def test_the_file_behind_it_is_mapped_and_holds_what_was_drawn(tmp_path):
+    images = stream.mapped(tmp_path / "images", 7)
+    assert images.shape == (7, 3, 32, 32)
+    assert torch.from_file(str(tmp_path / "images"), size=images.numel(), dtype=torch.uint8).equal(images.flatten())
+    assert images.unique().numel() == 256
 
 
 def test_scale_makes_a_transformer_for_every_size(capsys):
