@@ -10,6 +10,7 @@ turn +7.5/255 into +7 and -7.5/255 into -8; what follows is bf16, and so are cop
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,7 +135,9 @@ def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False
         return None
     split = hasattr(model, "features") and hasattr(model, "head") and hasattr(model, "pooled_linear")
     try:
-        folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, at the copy of what torch.export has made
+            folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
     except Exception:  # a module that cannot be copied: there may be a lock in it, or a tensor with a history
         return None
     if not folding.folded:
