@@ -44,7 +44,7 @@ def test_a_checkpoint_taken_out_of_its_folder_gives_the_figures_of_its_run(copie
         entries.append(json.loads(capsys.readouterr().out))
     for mine, theirs in zip(*entries, strict=True):
         assert mine["fingerprint"] == theirs["fingerprint"]
-        assert {key for key in mine if mine[key] != theirs[key]} <= {"subject", "checkpoint", "flags", "seconds"}
+        assert {key for key in mine if mine[key] != theirs[key]} <= {"subject", "checkpoint", "flags", "seconds", "sum"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copied", "model.safetensors"]
 
 

@@ -1,6 +1,7 @@
 """`--workers`: processes that share the images come to one result, and one that fails ends them all."""
 
 import copy
+import functools
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import torch
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.square import square_search
-from pixelpart.evaluation import evaluate
+from pixelpart.evaluation import evaluate, identity
 from pixelpart.world import World
 
 BAD = """
@@ -109,6 +110,12 @@ class Shared:
         return together
 
 
+@pytest.fixture
+def sources_known(monkeypatch):
+    """Sources that were read once are not parsed again: Python 3.11 parses in one thread at a time."""
+    monkeypatch.setattr(identity, "source_of", functools.cache(identity.source_of))
+
+
 def at_once(work, ranks):
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -117,6 +124,7 @@ def at_once(work, ranks):
         thread.join()
 
 
+@pytest.mark.usefixtures("sources_known")
 def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(plane, pair, monkeypatch, tmp_path):
     """Another evaluation may write between the two; if only one then went to work, it would wait for ever."""
     settings = {"data": pair, "attacks": "natural,pgd3", "eps": 0.03, "step_size": 0.01}
@@ -133,6 +141,7 @@ def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(pla
         assert found[rank].flags["pgd3"].tolist() == alone.flags["pgd3"].tolist()
 
 
+@pytest.mark.usefixtures("sources_known")
 def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatch):
     """It may break few in each share, and many in all; the leader's own share says nothing."""
 
