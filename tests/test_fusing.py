@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fused import TheirNet, check, net, stir
 
+from fused import TheirNet, check, net, stir
 from pixelpart import models
 from pixelpart.frozen import Folding
 

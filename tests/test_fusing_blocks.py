@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fused import check, net, stir
 
+from fused import check, net, stir
 from pixelpart.frozen import Folding
 
 BF16 = torch.bfloat16
