@@ -183,7 +183,8 @@ class Trainer:
             self.folder.write_metrics([*self.folder.read_metrics(), row])
         self.say(review.summary(row, self.config.epochs))
         x, y = self.probes[self.measured_on]
-        before, self.only_class = self.only_class, review.collapsed(self._judged(), x, y, chunk=self.chunk)
+        # the weights as they are: an average lags behind them
+        before, self.only_class = self.only_class, review.collapsed(self.learner.freeze(), x, y, chunk=self.chunk)
         if self.only_class not in (None, before):  # told when it begins, not after every epoch
             self.say(
                 f"collapsed: all {len(y)} {self.measured_on} images are called class {self.only_class}; "

@@ -172,6 +172,25 @@ def test_a_run_whose_model_calls_everything_one_class_says_so(tmp_path, monkeypa
     assert "collapsed: all 64 held-out images are called class 3; " in (run.dir / "log.txt").read_text()
 
 
+def test_the_weights_are_asked_and_not_their_average(tmp_path, monkeypatch):
+    some = tuple(tensor[:128] for tensor in data.shapes.generate("train"))
+    monkeypatch.setattr(data, "load", lambda name, **_: some)
+    module = sys.modules["pixelpart.engine.train"]
+    plain = module.train_step
+
+    def step(learner, phase, inputs):
+        plain(learner, phase, inputs)
+        with torch.no_grad():
+            learner.average.model.pooled_linear.bias[3] += 1e4
+
+    monkeypatch.setattr(module, "train_step", step)
+    settings = {"model": "tiny-cnn", "epochs": 1, "holdout": 64, "probe": 32, "attack": {"steps": 1}, "ema": 0.999}
+    run = train(config_from(settings, source="test"), tmp_path / "run", screen=Screen(quiet=True))
+    calls = run.model(some[0][:32].float() / 255).argmax(1)
+    assert calls.unique().tolist() == [3]  # what is measured
+    assert "called class 3" not in (run.dir / "log.txt").read_text()
+
+
 def test_collapse_is_one_answer_to_images_of_several_classes():
     def found(answers, labels):
         logits = torch.eye(5)[answers].view(len(answers), 5, 1, 1)
