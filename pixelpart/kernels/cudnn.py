@@ -65,9 +65,9 @@ class Plan:
         spare = torch.empty(self.workspace, dtype=torch.uint8, device=tensors[RESULT].device)
         pack = _describe(
             PACK,
-            (1000, INT64, list(tensors)),
-            (1001, POINTER, [tensor.data_ptr() for tensor in tensors.values()]),
-            (1003, POINTER, [spare.data_ptr()]),
+            (1000, INT64, list(tensors)),  # unique ids
+            (1001, POINTER, [tensor.data_ptr() for tensor in tensors.values()]),  # data
+            (1003, POINTER, [spare.data_ptr()]),  # workspace
         )
         handle = _handle(spare.device)
         _check("cudnnSetStream", handle, ctypes.c_void_p(torch.cuda.current_stream(spare.device).cuda_stream))
@@ -121,27 +121,31 @@ def _graph(shapes: dict[int, tuple[int, ...]], padding: int, device: torch.devic
     between = _tensor(BETWEEN, shapes[RESULT], virtual=True)
     convolution = _describe(
         CONVOLUTION,
-        (100, DATA_TYPE, [FP32]),
+        (100, DATA_TYPE, [FP32]),  # computed in
         (101, CONVOLUTION_MODE, [CROSS_CORRELATION]),
-        (106, INT64, [2]),
-        *((name, INT64, [value] * 2) for name, value in ((102, 1), (103, 1), (104, padding), (105, padding))),
+        (102, INT64, [1, 1]),  # dilation
+        (103, INT64, [1, 1]),  # stride
+        (104, INT64, [padding] * 2),  # behind
+        (105, INT64, [padding] * 2),  # before
+        (106, INT64, [2]),  # spatial dimensions
     )
     operations = [
         _describe(
             BACKWARD_DATA,
-            (706, FLOAT, [1.0]),
-            (707, FLOAT, [0.0]),
+            (706, FLOAT, [1.0]),  # dx = 1 * gradient
+            (707, FLOAT, [0.0]),  # + 0 * dx
             (708, DESCRIPTOR, [convolution]),
-            (709, DESCRIPTOR, [tensors[WEIGHT]]),
-            (710, DESCRIPTOR, [between]),
-            (711, DESCRIPTOR, [tensors[GRAD]]),
+            (709, DESCRIPTOR, [tensors[WEIGHT]]),  # w
+            (710, DESCRIPTOR, [between]),  # dx
+            (711, DESCRIPTOR, [tensors[GRAD]]),  # dy
         )
     ]
     if OTHER in tensors:
         total = _tensor(SUM, shapes[RESULT], virtual=True)
-        operations.append(_pointwise(ADD, (751, between), (752, tensors[OTHER]), (753, total)))
+        operations.append(_pointwise(ADD, (751, between), (752, tensors[OTHER]), (753, total)))  # x, b, y
         between = total
-    operations.append(_pointwise(RELU_BACKWARD, (751, tensors[RECTIFIED]), (757, between), (756, tensors[RESULT])))
+    ends = (751, tensors[RECTIFIED]), (757, between), (756, tensors[RESULT])  # x, dy, dx
+    operations.append(_pointwise(RELU_BACKWARD, *ends))
     return _describe(GRAPH, (800, HANDLE, [_handle(device)]), (801, DESCRIPTOR, operations))
 
 
@@ -149,12 +153,12 @@ def _tensor(number: int, shape: Sequence[int], *, virtual: bool) -> ctypes.c_voi
     b, c, h, w = shape
     return _describe(
         TENSOR,
-        (906, INT64, [number]),
+        (900, INT64, [16]),  # alignment in bytes
         (901, DATA_TYPE, [FP32 if virtual else BF16]),
-        (900, INT64, [16]),
-        (902, INT64, [b, c, h, w]),
-        (903, INT64, [c * h * w, 1, c * w, c]),
-        (907, BOOLEAN, [virtual]),
+        (902, INT64, [b, c, h, w]),  # shape
+        (903, INT64, [c * h * w, 1, c * w, c]),  # strides: channels last
+        (906, INT64, [number]),  # unique id
+        (907, BOOLEAN, [virtual]),  # never in memory
     )
 
 
@@ -168,23 +172,18 @@ def _pointwise(mode: int, *tensors: tuple[int, ctypes.c_void_p]) -> ctypes.c_voi
 def _configs(heuristics: ctypes.c_void_p) -> list[ctypes.c_void_p]:
     """The first engine configurations that the heuristics name."""
     found = [_create(ENGINE_CONFIG) for _ in range(CANDIDATES)]
-    count = ctypes.c_int64()
-    room = (ctypes.c_void_p * CANDIDATES)(*found)
-    _check(
-        "cudnnBackendGetAttribute", heuristics, 202, DESCRIPTOR, ctypes.c_int64(CANDIDATES), ctypes.byref(count), room
-    )
-    return found[: count.value]
+    return found[: _read(heuristics, 202, DESCRIPTOR, (ctypes.c_void_p * CANDIDATES)(*found))]
 
 
 def _plan(config: ctypes.c_void_p, device: torch.device) -> Plan | None:
     try:
         with torch.cuda.device(device):
             plan = _describe(PLAN, (400, HANDLE, [_handle(device)]), (401, DESCRIPTOR, [config]))
-        count, size = ctypes.c_int64(), ctypes.c_int64()
-        _check("cudnnBackendGetAttribute", plan, 402, INT64, ctypes.c_int64(1), ctypes.byref(count), ctypes.byref(size))
+        size = (ctypes.c_int64 * 1)()
+        _read(plan, 402, INT64, size)  # of the workspace
     except Refused:
         return None
-    return Plan(plan, size.value)
+    return Plan(plan, size[0])
 
 
 def _fastest(plans: list[Plan], tensors: dict[int, Tensor]) -> Plan | None:

@@ -1,5 +1,7 @@
 """cuDNN's graphs where there is no GPU: refused, never a crash. What they compute is in test_convolution."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -66,3 +68,27 @@ def test_an_error_of_the_library_names_the_call(monkeypatch):
     monkeypatch.setattr(cudnn, "_function", lambda name: lambda *args: 2000)
     with pytest.raises(cudnn.Refused, match="cudnnBackendCreateDescriptor returns 2000"):
         cudnn._describe(cudnn.TENSOR)
+
+
+def test_what_the_library_names_and_needs_is_read(monkeypatch):
+    """By a stand-in that makes descriptors, knows two configurations, and asks for a workspace of 4096 bytes."""
+
+    def library(name):
+        def call(*args):
+            if name == "cudnnBackendGetAttribute":
+                _, attribute, _, _, count, array = args
+                count._obj.value = 2 if attribute == 202 else 1
+                if attribute == 402:
+                    array[0] = 4096
+            elif name == "cudnnBackendCreateDescriptor":
+                args[1]._obj.value = 77
+            return 0
+
+        return call
+
+    monkeypatch.setattr(cudnn, "_function", library)
+    monkeypatch.setattr(cudnn, "_handle", lambda device: cudnn.ctypes.c_void_p(1))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    shapes = dict.fromkeys((cudnn.GRAD, cudnn.RESULT, cudnn.RECTIFIED, cudnn.OTHER), (2, 16, 4, 4))
+    plans = cudnn._plans(shapes | {cudnn.WEIGHT: (16, 16, 3, 3)}, 1, torch.device("cuda"))
+    assert [plan.workspace for plan in plans] == [4096, 4096]
