@@ -8,7 +8,7 @@ from torch import Tensor
 from pixelpart import data, draws
 from pixelpart.config import Config
 from pixelpart.data.loader import Loader, as_float, split_holdout
-from pixelpart.dataname import with_options
+from pixelpart.dataname import is_code, with_options
 from pixelpart.errors import UserError
 from pixelpart.progress import Screen
 from pixelpart.types import Images, Labels
@@ -47,8 +47,11 @@ def load(
     if config.holdout:
         probes["held-out"] = place(images[held], labels[held], device=device)
     else:
-        test = load_checked(config.dataset, "test", root, screen=screen)
-        probes["test"] = place(*(tensor[: config.probe] for tensor in test), device=device)
+        x, y = load_checked(config.dataset, "test", root, screen=screen)
+        first = torch.arange(len(x))
+        if is_code(config.dataset):  # which may give them class by class
+            first = torch.randperm(len(x), generator=draws.generator(config.seed, "test images"))
+        probes["test"] = place(x[first[: config.probe]], y[first[: config.probe]], device=device)
     return loader, probes
 
 

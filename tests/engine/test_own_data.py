@@ -15,12 +15,13 @@ from pixelpart.data import augment
 from pixelpart.engine.build import build
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.review import collapsed, damage
-from pixelpart.engine.sets import settled
+from pixelpart.engine.sets import load, settled
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import train
 from pixelpart.errors import UserError
 from pixelpart.progress import Screen
 from pixelpart.run import Run
+from pixelpart.world import World
 
 SMALL = ["--epochs", "1", "--holdout", "4", "--probe", "4", "--batch-size", "16", "--attack.steps", "1", "--quiet"]
 
@@ -76,6 +77,20 @@ def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsy
     assert cli.main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
     shutil.rmtree(photos)
     assert run.load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_a_set_that_comes_class_by_class_is_measured_on_several_classes(tmp_path, monkeypatch):
+    x, y = data.shapes.generate("test")
+    order = y.argsort(stable=True)
+    entry = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x[order], y[order]))
+    monkeypatch.setitem(data.OWN, "mine:sorted", entry)
+    config = Config(dataset="mine:sorted", size=32, num_classes=10, holdout=0, probe=64)
+    _, probes = load(config, None, device=torch.device("cpu"), world=World(), screen=Screen(quiet=True))
+    assert len(probes["test"][1].unique()) == 10
+    first = load(
+        Config(holdout=0, probe=64), None, device=torch.device("cpu"), world=World(), screen=Screen(quiet=True)
+    )
+    assert torch.equal(first[1]["test"][1], y[:64])  # those of the table as they lie
 
 
 def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_path, capsys, monkeypatch):
