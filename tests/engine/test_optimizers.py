@@ -2,20 +2,19 @@
 
 import copy
 import math
-import signal
 
 import pytest
 import torch
 
 from pixelpart import draws, models, recipes
 from pixelpart.config import OptimConfig
-from pixelpart.engine import train as train_module
 from pixelpart.engine.build import build
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.train import train
 from pixelpart.errors import UserError
 from pixelpart.runfolder import load_checkpoint
+from stopping import files_of, whole_and_parts
 
 ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip": 1.0}
 
@@ -97,22 +96,8 @@ def test_a_run_of_sgd_keeps_what_it_kept_before_there_was_another(small, quiet, 
 
 def test_a_run_with_adamw_clipping_and_awp_goes_on_as_if_never_stopped(small, quiet, tmp_path, monkeypatch):
     config = small("part", optim=ADAMW, awp={"gamma": 0.01, "after": 1})
-    whole = train(config, tmp_path / "whole", screen=quiet)
-    step, taken = train_module.train_step, []
-
-    def interrupted(*args):
-        step(*args)
-        taken.append(1)
-        if len(taken) == 6:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "train_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "parts", screen=quiet)
-    parts = train(config, tmp_path / "parts", screen=quiet)
-    for name in ("last", "best"):
-        assert parts.folder.checkpoint(name).read_bytes() == whole.folder.checkpoint(name).read_bytes()
+    whole, parts = whole_and_parts(config, tmp_path, monkeypatch, at=6, screen=quiet)
+    assert files_of(parts) == files_of(whole)
     last = load_checkpoint(whole.folder.checkpoint("last"))[0]
     assert {int(tensor) for name, tensor in last.items() if name.startswith("steps.")} == {12}
 

@@ -168,41 +168,36 @@ def test_a_ramp_that_is_not_used_leaves_a_configs_hash_alone():
 # -- collapse
 
 
-def test_a_run_whose_model_calls_everything_one_class_says_so(tmp_path, monkeypatch):
+@pytest.fixture
+def biased(tmp_path, monkeypatch):
+    """A run in which every step tips the scales of some model of the learner's towards class 3."""
     some = tuple(tensor[:128] for tensor in data.shapes.generate("train"))
     monkeypatch.setattr(data, "load", lambda name, **_: some)
     module = sys.modules["pixelpart.engine.train"]
     plain = module.train_step
 
-    def step(learner, phase, inputs):
-        plain(learner, phase, inputs)
-        with torch.no_grad():
-            learner.model.pooled_linear.bias[3] += 1e4
+    def trained(which, **settings):
+        def step(learner, phase, inputs):
+            plain(learner, phase, inputs)
+            with torch.no_grad():
+                which(learner).pooled_linear.bias[3] += 1e4
 
-    monkeypatch.setattr(module, "train_step", step)
-    config = config_from(
-        {"model": "tiny-cnn", "epochs": 1, "holdout": 64, "probe": 32, "attack": {"steps": 1}}, source="test"
-    )
-    run = train(config, tmp_path / "run", screen=Screen(quiet=True))
+        monkeypatch.setattr(module, "train_step", step)
+        small = {"model": "tiny-cnn", "epochs": 1, "holdout": 64, "probe": 32, "attack": {"steps": 1}}
+        run = train(config_from(small | settings, source="test"), tmp_path / "run", screen=Screen(quiet=True))
+        return run, run.model(some[0][:32].float() / 255).argmax(1).unique().tolist()
+
+    return trained
+
+
+def test_a_run_whose_model_calls_everything_one_class_says_so(biased):
+    run, _ = biased(lambda learner: learner.model)
     assert "collapsed: all 64 held-out images are called class 3; " in (run.dir / "log.txt").read_text()
 
 
-def test_the_weights_are_asked_and_not_their_average(tmp_path, monkeypatch):
-    some = tuple(tensor[:128] for tensor in data.shapes.generate("train"))
-    monkeypatch.setattr(data, "load", lambda name, **_: some)
-    module = sys.modules["pixelpart.engine.train"]
-    plain = module.train_step
-
-    def step(learner, phase, inputs):
-        plain(learner, phase, inputs)
-        with torch.no_grad():
-            learner.average.model.pooled_linear.bias[3] += 1e4
-
-    monkeypatch.setattr(module, "train_step", step)
-    settings = {"model": "tiny-cnn", "epochs": 1, "holdout": 64, "probe": 32, "attack": {"steps": 1}, "ema": 0.999}
-    run = train(config_from(settings, source="test"), tmp_path / "run", screen=Screen(quiet=True))
-    calls = run.model(some[0][:32].float() / 255).argmax(1)
-    assert calls.unique().tolist() == [3]  # what is measured
+def test_the_weights_are_asked_and_not_their_average(biased):
+    run, called = biased(lambda learner: learner.average.model, ema=0.999)
+    assert called == [3]  # by what is measured
     assert "called class 3" not in (run.dir / "log.txt").read_text()
 
 

@@ -1,8 +1,6 @@
 """bf16 behind the first convolution: what stays fp32, and how far the rest may stray from an fp32 pass."""
 
 import copy
-import os
-import signal
 
 import pytest
 import torch
@@ -12,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixelpart import data, draws, models, recipes
 from pixelpart.data import augment
-from pixelpart.engine import train as train_module
 from pixelpart.engine.build import build
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import train
 from pixelpart.frozen import Folding, Working
 from pixelpart.models import Classifier
+from stopping import files_of, whole_and_parts
 
 BF16 = torch.bfloat16
 NAMES = ["resnet18", "preactresnet18", "wrn-10-1", "tiny-cnn"]
@@ -299,19 +297,5 @@ def test_a_bf16_run_follows_the_fp32_run(small, quiet, tmp_path):
 
 def test_a_bf16_run_that_was_stopped_ends_in_the_same_bytes(small, quiet, tmp_path, monkeypatch):
     config = small("part", precision="bf16", mask={"every": 1}, epochs=2)
-    whole = train(config, tmp_path / "whole", device="cpu", screen=quiet)
-    taken = []
-
-    def counted(*args):
-        train_step(*args)
-        taken.append(1)
-        if len(taken) == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "train_step", counted)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "parts", device="cpu", screen=quiet)
-    parts = train(config, tmp_path / "parts", device="cpu", screen=quiet)
-    for name in ("last", "best"):
-        assert parts.folder.checkpoint(name).read_bytes() == whole.folder.checkpoint(name).read_bytes()
+    whole, parts = whole_and_parts(config, tmp_path, monkeypatch, at=5, device="cpu", screen=quiet)
+    assert files_of(parts) == files_of(whole)

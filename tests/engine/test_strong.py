@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import os
-import signal
 
 import pytest
 import torch
@@ -11,13 +9,12 @@ import torch
 from pixelpart import draws
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
-from pixelpart.engine import train as train_module
 from pixelpart.engine.build import build
 from pixelpart.engine.inputs import step_inputs
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
-from pixelpart.engine.train import train
 from pixelpart.world import World
+from stopping import files_of, whole_and_parts
 
 STRONG = {
     "objective": {"smoothing": 0.1},
@@ -41,22 +38,8 @@ def test_stopped_in_the_middle_a_strong_run_ends_with_the_same_bytes(
     small, quiet, tmp_path, monkeypatch, kind, method, every
 ):
     config = small(method, augment=kind, mask={"every": every}, epochs=2, **STRONG)
-    whole = train(config, tmp_path / "whole", screen=quiet)
-    taken = []
-
-    def interrupted(*args):
-        train_step(*args)
-        taken.append(1)
-        if len(taken) == 6:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "train_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "parts", screen=quiet)
-    parts = train(config, tmp_path / "parts", screen=quiet)
-    for name in ("last", "best"):
-        assert parts.folder.checkpoint(name).read_bytes() == whole.folder.checkpoint(name).read_bytes()
+    whole, parts = whole_and_parts(config, tmp_path, monkeypatch, at=6, screen=quiet)
+    assert files_of(parts) == files_of(whole)
     assert [row["loss"] for row in parts.metrics] == [row["loss"] for row in whole.metrics]
 
 

@@ -5,46 +5,19 @@ import errno
 import itertools
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from pixelpart import data, models
+from pixelpart import data
 from pixelpart.engine import maps
 from pixelpart.engine import train as train_module
 from pixelpart.engine.probe import Reading
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
-from pixelpart.models.tiny import TinyCNN
 from pixelpart.run import Run
 from pixelpart.runfolder import RunFolder, load_checkpoint
-
-
-def stop_after(monkeypatch, steps):
-    """Ctrl-C during the so many-th step of this process."""
-    original, taken = train_module.train_step, []
-
-    def counted(*args):
-        original(*args)
-        taken.append(1)
-        if len(taken) == steps:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(train_module, "train_step", counted)
-
-
-def files_of(run):
-    return {name: run.folder.checkpoint(name).read_bytes() for name in ("last", "best")}
-
-
-def rows_without_clock(run):
-    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in run.metrics]
+from stopping import files_of, stop_after
 
 
 def test_a_run_leaves_what_design_promises(small, quiet, tmp_path):
@@ -75,77 +48,6 @@ def test_a_run_leaves_what_design_promises(small, quiet, tmp_path):
     best = min(run.metrics[1:], key=lambda row: row["robust_ce"])  # burn-in does not count
     assert load_checkpoint(run.folder.checkpoint("best"))[1]["epoch"] == best["epoch"]
     assert "3 epochs of 4 steps" in (run.dir / "log.txt").read_text()
-
-
-@pytest.mark.parametrize("at", [2, 4, 7, 11])
-@pytest.mark.parametrize("stored", [0, 1])
-def test_stopped_anywhere_the_final_files_are_the_same_bytes(small, quiet, tmp_path, monkeypatch, at, stored):
-    config = small(mask={"rule": "mean", "every": stored})
-    whole = train(config, tmp_path / "whole", screen=quiet)
-    with monkeypatch.context() as patch:
-        stop_after(patch, at)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "parts", screen=quiet)
-    assert f"stopped after step {at}" in (tmp_path / "parts" / "log.txt").read_text()
-    parts = train(config, tmp_path / "parts", screen=quiet)
-    assert f"resumed at step {at}:" in (tmp_path / "parts" / "log.txt").read_text()
-    assert files_of(parts) == files_of(whole)
-    assert rows_without_clock(parts) == rows_without_clock(whole)
-
-
-def test_a_network_that_draws_draws_the_same_again(small, quiet, tmp_path, monkeypatch):
-    """Dropout asks torch's global generator: equal configs, equal weights, stopped or not; and it is as before."""
-
-    class Forgetful(TinyCNN):
-        def trunk(self, x):
-            return F.dropout(super().trunk(x), 0.3, training=self.training)
-
-    monkeypatch.setitem(models.MODELS, "tiny-cnn", Forgetful)
-    config = small("at")
-    before = torch.get_rng_state()
-    whole = train(config, tmp_path / "whole", screen=quiet)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(7)  # another state to begin with
-    with monkeypatch.context() as patch:
-        stop_after(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "parts", screen=quiet)
-    assert files_of(train(config, tmp_path / "parts", screen=quiet)) == files_of(whole)
-
-
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_killed_at_random_moments_the_final_files_are_the_same_bytes(small, quiet, tmp_path, kills):
-    config = small(mask={"rule": "mean", "every": 1}, epochs=12)
-    (tmp_path / "config.toml").write_text(config.to_toml())
-    code = f"""
-import dataclasses, sys, torch
-torch.set_num_threads({torch.get_num_threads()})
-from pathlib import Path
-from pixelpart import data
-from pixelpart.config import read_config
-from pixelpart.engine.probe import Reading
-from pixelpart.engine.train import train
-some = lambda split, root: tuple(tensor[:460] for tensor in data.shapes.generate(split))
-data.SETS["shapes"] = dataclasses.replace(data.SETS["shapes"], load=some)
-train(read_config(Path(sys.argv[1])), sys.argv[2], save_seconds=0)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "config.toml"), str(tmp_path / "killed")]
-    whole = train(config, tmp_path / "whole", screen=quiet)
-    moments = random.Random(7)
-    killed = 0
-    last = RunFolder(tmp_path / "killed").checkpoint("last")
-    while killed < kills:
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        before = last.stat().st_mtime_ns if last.exists() else 0
-        while process.poll() is None and (not last.exists() or last.stat().st_mtime_ns == before):
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0, 0.3))
-        killed += process.poll() is None
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    assert files_of(Run(tmp_path / "killed")) == files_of(whole)
-    assert rows_without_clock(Run(tmp_path / "killed")) == rows_without_clock(whole)
 
 
 def test_a_finished_run_says_so_and_changes_nothing(small, quiet, tmp_path):
