@@ -56,13 +56,11 @@ def fuse_blocks(network: fx.GraphModule) -> None:
 
 def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, list[fx.Node]] | None:
     """The shortcut's convolution, if there is one, and the nodes that the operation stands for; None: no such block."""
-    inner, second, _, other, *settings = last.args
+    inner, _, _, other, *settings = last.args
     if inner.target is not CONV_RELU or len(inner.users) != 1 or settings != [1, 1]:
         return None
-    x, first, _, stride, padding = inner.args
-    if padding != 1 or not _is_three_by_three(first, modules) or not _is_three_by_three(second, modules):
-        return None
-    if not set(x.users) <= {inner, other, last}:  # it may be changed in place on the way
+    x, _, _, stride, padding = inner.args
+    if padding != 1 or not set(x.users) <= {inner, other, last}:  # who else reads it may change it in place
         return None
     if other is x and stride == 1:
         return None, [last, inner]
@@ -124,11 +122,6 @@ def _is_rectified(node: Any) -> bool:
     if node.target is operator.getitem:
         return getattr(node.args[0], "target", None) is RESIDUAL
     return node.target in (CONV_RELU, CONV_ADD_RELU) or (node.target is STEM and node.args[3] is True)
-
-
-def _is_three_by_three(weight: Any, modules: dict[str, nn.Module]) -> bool:
-    conv = modules[str(weight.target).removesuffix(".weight")]
-    return isinstance(conv, nn.Conv2d) and conv.kernel_size == (3, 3)
 
 
 def _convolution(node: Any, modules: dict[str, nn.Module]) -> nn.Conv2d | None:

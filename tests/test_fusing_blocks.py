@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fused import check, net, stir
 from pixelpart.frozen import Folding
@@ -31,6 +32,10 @@ class Blocks:
         out = self.a(x)
         return F.relu(self.b(F.relu(self.b(out))) + out)
 
+    def wide(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.c(F.relu(self.b(out))) + out)
+
     def read_behind_it_too(self, x):
         out = Blocks.plain(self, x)
         return Blocks.again(self, out) + self.c(out.clone())
@@ -55,10 +60,17 @@ def test_a_residual_block_is_one_operation(name, flags):
     assert [node.args[8:] for node in nodes if str(node.target) == "pixelpart.residual.default"] == flags
 
 
+def test_kernels_of_any_size_make_a_block_if_they_are_padded_by_one():
+    """A 5x5 that takes two lines away, and a 1x1 that brings them back."""
+    model = net(lambda self, x: Blocks.wide(self, x), kernel_size=5, padding=1)
+    model.c = nn.Conv2d(16, 16, 1, padding=1)
+    assert check(model)["residual"] == 1
+
+
 class NoBlocks:
     """Networks that look like a residual block but are none that the operation stands for."""
 
-    def of_other_kernels(self, x):
+    def padded_otherwise(self, x):
         out = F.relu(self.a(x))
         return F.relu(self.b(F.relu(self.c(out))) + out)
 

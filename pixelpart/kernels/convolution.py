@@ -77,7 +77,7 @@ def residual(
     rectified: bool,
     ready: bool,
 ) -> tuple[Tensor, Tensor]:
-    """relu(conv(inner, second) + x), with inner = relu(conv(x, first)), 3x3 both; and inner.
+    """relu(conv(inner, second) + x), with inner = relu(conv(x, first)), both padded by 1; and inner.
 
     `first` moves by `stride`, and so does the 1x1 convolution `shortcut` of x, where there is one. Where x comes out of
     a ReLU it is `rectified`, and its gradient leaves here with that ReLU's own already applied; `ready` says that the
@@ -110,7 +110,7 @@ def _(
 
 @torch.library.custom_op("pixelpart::rectified_gradient", mutates_args=())
 def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
-    """where(rectified > 0, g + other, 0), g the gradient of `rectified`, which a 3x3 convolution of stride 1 read."""
+    """where(rectified > 0, g + other, 0), g what a convolution of stride 1 and padding 1 sends back to `rectified`."""
     if grad.is_cuda:
         try:
             return cudnn.input_gradient(grad, weight, rectified, other, padding=1)
