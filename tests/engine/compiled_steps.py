@@ -212,10 +212,15 @@ def test_as_many_runs_in_one_process_as_one_likes_can_be_compiled(backend):
 # -- on a GPU: ResNet-18 in bf16, captured, as the recipes for CIFAR-10 train it
 
 
-def gpu_learner(plan):
+def gpu_learner(plan, rate=0.01):
     learner = Learner(copy.deepcopy(plan.model), plan.config, torch.device("cuda"))
-    learner.lr.fill_(0.01)
+    learner.lr.fill_(rate)
     return learner
+
+
+def movement(learner, before):
+    """How far all weights are from where they were."""
+    return torch.cat([(p - before[name]).flatten() for name, p in learner.model.named_parameters()])
 
 
 def gpu_inputs(plan, n, seed, maps=None):
@@ -246,13 +251,16 @@ def losses_of(step, learner, phase, batches):
 )
 def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
     plan = build(recipes.cifar10(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
-    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
+    rate = 1e-5 if plan.config.optim.name == "adamw" else 2e-3  # small: two ways to round drift apart by themselves
+    fast, plain, said = gpu_learner(plan, rate), gpu_learner(plan, rate), []
+    before = copy.deepcopy(plain.model.state_dict())
     batches = [gpu_inputs(plan, 128, seed) for seed in range(12)]
     mine = losses_of(Captured(fast, full=128, say=said.append), fast, plan.phase(0), batches)
     theirs = losses_of(train_step, plain, plan.phase(0), batches)
     assert said == []
     assert all(map(math.isfinite, mine))
     assert mine == pytest.approx(theirs, rel=0.01)
+    assert F.cosine_similarity(movement(fast, before), movement(plain, before), dim=0) > 0.6
     a, b = fast.tally.read(), plain.tally.read()
     assert a["images"] == b["images"] == 12 * 128
     assert a["budget"] == pytest.approx(b["budget"], rel=0.01)
@@ -269,12 +277,7 @@ def test_one_captured_step_is_the_plain_step_but_for_rounding(method):
     (theirs,) = losses_of(train_step, plain, plan.main, [inputs])
     assert said == []
     assert mine == pytest.approx(theirs, rel=5e-3)
-    moved = [
-        torch.cat([(p - before[name]).flatten() for name, p in learner.model.named_parameters()])
-        for learner in (fast, plain)
-    ]
-    assert moved[1].norm() > 0
-    assert F.cosine_similarity(*moved, dim=0) > 0.8
+    assert F.cosine_similarity(movement(fast, before), movement(plain, before), dim=0) > 0.8
     for (name, a), b in zip(fast.model.named_buffers(), plain.model.buffers(), strict=True):
         if name.endswith("num_batches_tracked"):
             assert a == b
