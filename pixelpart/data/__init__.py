@@ -145,7 +145,7 @@ def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
         if found is None:
             images, where, status = 0, str(home(root)), absent
         else:
-            where, size = str(found[0]), sum(path.stat().st_size for path in found[1])
+            where, size = str(found[0]), sum(path.stat().st_size for path in found[1] if path.exists())
     skipped = 0 if entry.skipped is None else len(entry.skipped(root))
     if skipped:
         images = sum(len(entry.load(split, root)[1]) for split in entry.counts)

@@ -36,7 +36,8 @@ def read_picture(path: Path, size: int, *, exact: bool = False) -> NDArray[np.ui
     except Image.UnidentifiedImageError:
         raise ValueError("is not a picture that Pillow can read") from None
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"cannot be decoded: {' '.join(str(error).split()) or type(error).__name__}") from None
+        why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"cannot be decoded: {why}") from None
 
 
 class _Unfit(Exception):
@@ -50,9 +51,13 @@ def _refuse(image: "PictureFile", size: int, *, exact: bool) -> None:
         raise _Unfit(f"is {shape} pixels, not {size}x{size}")
     if min(found) < SMALLEST:
         raise _Unfit(f"is {shape} pixels, too small for a picture")
-    # Colours of 16 bits are RGB to Pillow too, cut to 8; only how it unpacks them tells.
-    if mode not in SHALLOW or ";16" in str(image.tile):
+    if mode not in SHALLOW or _cut(image):
         raise _Unfit(f"has more than 8 bits a channel (mode {mode}); convert it to 8 bits as you see fit")
+
+
+def _cut(image: "PictureFile") -> bool:
+    """Whether colours have more than 8 bits, though Pillow calls them RGB: only how it unpacks them tells."""
+    return any(";16" in str(tile) or (tile[0].startswith("ppm") and tile[3][1] > 255) for tile in image.tile)
 
 
 def _opaque(image: "Picture") -> "Picture":

@@ -26,7 +26,6 @@ DIGITS = {  # images of each digit, from 0
 FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
 MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
 URL = "http://ufldl.stanford.edu/housenumbers/"
-OTHER_SUMS = "unofficial"  # the status of files with the right counts and other bytes than the official ones
 
 
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
@@ -81,7 +80,7 @@ def _arrays(path: Path) -> tuple[Any, Any]:
 
 
 def check(root: Root = None) -> str:
-    """`verified` for the official files, by their sums; for others with the right counts, that they are others."""
+    """`verified` for the official files, by their sums; `unofficial` for others with the right counts."""
     if (found := present(root)) is None:
         load("train", root)
     assert found is not None
@@ -89,7 +88,7 @@ def check(root: Root = None) -> str:
     for split, path in zip(FILES, found[1], strict=True):
         read(path, split)
         official &= digest(path, "md5") == MD5[split]
-    return "verified" if official else OTHER_SUMS
+    return "verified" if official else "unofficial"
 
 
 def get(root: Root = None, progress: Progress = quiet) -> Path:

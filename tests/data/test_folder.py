@@ -181,12 +181,15 @@ BAD = {
     "deep.png": (lambda p: Image.new("I;16", (9, 9), 5000).save(p), r"more than 8 bits a channel \(mode I;16\)"),
     "deep-rgb.png": (deep_colours, r"more than 8 bits a channel \(mode RGB"),
     "deep-rgba.png": (lambda p: deep_colours(p, 6, 4), r"more than 8 bits a channel \(mode RGBA"),
+    "deep.ppm": (lambda p: p.write_bytes(b"P6 9 9 65535\n" + 9 * 9 * 3 * b"\xff\x80"), "more than 8 bits a channel"),
+    "deep-plain.ppm": (lambda p: p.write_text("P3 2 2 1023" + 12 * " 900"), "more than 8 bits a channel"),
     "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits a channel \(mode F\)"),
     "glass.png": (half_transparent, "can be seen through at 45 of its pixels"),
     "hole.png": (transparent_colour, "can be seen through at 81 of its pixels"),
     "dot.png": (lambda p: Image.new("RGB", (1, 1)).save(p), "is 1x1 pixels, too small"),
     "notes.txt": (lambda p: p.write_text("hello"), "is not a picture"),
     "empty.jpg": (lambda p: p.write_bytes(b""), "is not a picture"),
+    "gone.jpg": (lambda p: p.symlink_to("nowhere.jpg"), "cannot be decoded: No such file"),
 }
 
 

@@ -34,6 +34,7 @@ def base(monkeypatch, tmp_path):
         jpeg(base / "val" / "images" / f"val_{i}.JPEG", 30 * i, rng)
         lines.append(f"val_{i}.JPEG\t{wnid}\t{i}\t2\t{50 + i}\t62\n")
     (base / "val" / "val_annotations.txt").write_text("".join(lines))
+    monkeypatch.setattr(tinyimagenet, "LISTS", tinyimagenet.lists_hash(base))
     return base
 
 
@@ -76,7 +77,7 @@ def test_a_damaged_picture_a_wrong_size_and_a_missing_line_are_named(base, tmp_p
     with pytest.raises(UserError, match=r"is 63x64 pixels, not 64x64"):
         data.load("tinyimagenet", root=tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match=rf"cannot read .*{WNIDS[1]}_2.JPEG: No such file"):
+    with pytest.raises(UserError, match=rf"{WNIDS[1]}_2.JPEG cannot be decoded: No such file"):
         data.load("tinyimagenet", root=tmp_path)
     lines = (base / "val" / "val_annotations.txt").read_text().splitlines(keepends=True)
     (base / "val" / "val_annotations.txt").write_text("".join(lines[1:]))
@@ -105,6 +106,15 @@ def test_bad_pictures_are_left_out_when_told_and_counted(base, tmp_path, capsys)
     assert (settings.size, settings.num_classes) == (64, 200)
     assert cli.main(["data", "verify", "tinyimagenet", "--skip-bad", "--data-root", str(tmp_path)]) == 0
     assert "2 bad left out" in capsys.readouterr().out
+
+
+def test_labels_that_are_not_the_official_ones_are_told(base, tmp_path):
+    assert data.verify("tinyimagenet", root=tmp_path).status == "verified"
+    source = base / "val" / "val_annotations.txt"
+    first, second, *rest = source.read_text().splitlines()
+    swapped = first.replace(WNIDS[2], WNIDS[0]), second.replace(WNIDS[0], WNIDS[2])  # as many of each class
+    source.write_text("\n".join((*swapped, *rest)))
+    assert data.verify("tinyimagenet", root=tmp_path).status == "unofficial"
 
 
 def test_a_list_with_other_fields_is_told_by_line(base, tmp_path):
