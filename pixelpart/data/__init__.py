@@ -116,8 +116,7 @@ def get(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
     if entry.decodes:
         for split in entry.counts:
             entry.load(split, root, progress)
-    fetched = "verified" if entry.get is not None or entry.decodes else "generated"
-    return _row(name, entry, root, fetched)
+    return _row(name, entry, root, "generated" if entry.check is None else "verified")
 
 
 def verify(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
@@ -136,7 +135,7 @@ def listing(*, root: Root = None) -> list[Row]:
 
 
 def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
-    images, size, where = sum(entry.counts.values()), 0, "built in"
+    images, size, where = sum(entry.counts.values()), 0, "your code" if is_code(name) else "built in"
     if entry.files is not None:
         try:
             found, absent = entry.files(root), "missing"

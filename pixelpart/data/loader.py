@@ -139,6 +139,6 @@ def _moved(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
 def split_holdout(n: int, holdout: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
     """Numbers of the images to train on and of the `holdout` ones kept aside: disjoint, sorted, fixed by the seed."""
     if not 0 <= holdout < n:
-        raise UserError(f"cannot hold out {holdout} of {n} training images; choose 0 to {n - 1}")
+        raise UserError(f"cannot hold out {holdout} of {n} training images; choose a holdout of 0 to {n - 1}")
     order = torch.randperm(n, generator=generator(seed, "holdout"))
     return order[holdout:].sort().values, order[:holdout].sort().values

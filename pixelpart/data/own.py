@@ -27,6 +27,8 @@ def data_set(name: str) -> DataSet:
         held = {split: _split(name, function, split) for split in SPLITS}
     x, y = held["train"]
     num_classes = int(y.max()) + 1
+    if len(absent := (y.bincount() == 0).nonzero()):
+        raise UserError(f"{name}: no training image has label {int(absent[0])}; number the classes from 0, without gaps")
     for split, (images, labels) in held.items():
         try:
             check_images(images, labels, num_classes, shape=(3, x.shape[2], x.shape[3]))
@@ -44,6 +46,7 @@ def data_set(name: str) -> DataSet:
         counts={split: len(labels) for split, (_, labels) in held.items()},
         about=f"{num_classes} classes, from the code {name}",
         load=load,
+        check=lambda root: None,  # all of it was looked at above
     )
 
 
@@ -58,5 +61,8 @@ def _split(name: str, function: Callable[..., Any], split: str) -> tuple[Tensor,
             f"{name}({split!r}) gives images {kind} {tuple(x.shape)}; they must be uint8 (n, 3, size, size)"
         )
     if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
-        raise UserError(f"{name}({split!r}) gives labels {tuple(y.shape)}; {len(x)} images need ({len(x)},), from 0 up")
+        kind = str(y.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{name}({split!r}) gives labels {kind} {tuple(y.shape)}; {len(x)} images need ({len(x)},), whole, from 0 up"
+        )
     return x, y.long()

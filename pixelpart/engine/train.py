@@ -222,7 +222,7 @@ class Trainer:
             )
         if self.skipped:
             more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
-            self.say(f"left out as bad: {'; '.join(self.skipped[:3])}{more}")
+            self.say(f"{len(self.skipped)} bad left out: {'; '.join(self.skipped[:3])}{more}")
         if not self.learner.freeze.folded:
             self.say(
                 f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"

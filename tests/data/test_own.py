@@ -26,6 +26,15 @@ GOOD = """
         n = {"train": 2, "test": 3}[split]
         return np.zeros((n, 3, 16, 16), np.uint8), np.arange(n)
 
+    def from_one(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), 1 + np.arange(6) % 3
+
+    def with_a_gap(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), 2 * (np.arange(6) % 3)
+
+    def fractions(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3 / 2
+
     def broken(split):
         raise RuntimeError("no disk")
 
@@ -49,6 +58,8 @@ def test_a_named_function_is_a_set(capsys):
     assert labels.bincount().tolist() == [3, 3, 2, 2]
     entry = data.find("own_data:pictures")
     assert (entry.num_classes, entry.size, entry.counts) == (4, 16, {"train": 40, "test": 10})
+    row = data.verify("own_data:pictures")
+    assert (row.status, row.where, row.images) == ("verified", "your code", 50)
     assert capsys.readouterr().out == ""
 
 
@@ -63,7 +74,10 @@ def test_a_name_that_nobody_gave_runs_nothing():
     ("name", "message"),
     [
         ("own_data:grey", r"gives images uint8 \(5, 16, 16\); they must be uint8 \(n, 3, size, size\)"),
-        ("own_data:mismatched", r"gives labels \(4,\); 5 images need \(5,\)"),
+        ("own_data:mismatched", r"gives labels int64 \(4,\); 5 images need \(5,\)"),
+        ("own_data:fractions", r"gives labels float64 \(6,\); 6 images need \(6,\), whole"),
+        ("own_data:from_one", "no training image has label 0"),
+        ("own_data:with_a_gap", "no training image has label 1"),
         ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
         ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
         ("own_data:number", "is a int; name a function"),

@@ -72,7 +72,7 @@ def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsy
     run = Run("run")
     assert run.config.dataset == "folder:photos@16+skip-bad"
     assert (run.config.size, run.config.num_classes) == (16, 3)
-    assert "left out as bad: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
+    assert "1 bad left out: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
     assert cli.main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
     assert cli.main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
     shutil.rmtree(photos)
