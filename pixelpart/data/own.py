@@ -28,7 +28,7 @@ def data_set(name: str) -> DataSet:
     x, y = held["train"]
     num_classes = int(y.max()) + 1
     if len(absent := (y.bincount() == 0).nonzero()):
-        raise UserError(f"{name}: no training image has label {int(absent[0])}; number the classes from 0, without gaps")
+        raise UserError(f"{name}: no training image has label {int(absent[0])}; number classes from 0, without gaps")
     for split, (images, labels) in held.items():
         try:
             check_images(images, labels, num_classes, shape=(3, x.shape[2], x.shape[3]))
@@ -62,7 +62,6 @@ def _split(name: str, function: Callable[..., Any], split: str) -> tuple[Tensor,
         )
     if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
         kind = str(y.dtype).removeprefix("torch.")
-        raise UserError(
-            f"{name}({split!r}) gives labels {kind} {tuple(y.shape)}; {len(x)} images need ({len(x)},), whole, from 0 up"
-        )
+        need = f"{len(x)} images need ({len(x)},), whole, from 0 up"
+        raise UserError(f"{name}({split!r}) gives labels {kind} {tuple(y.shape)}; {need}")
     return x, y.long()

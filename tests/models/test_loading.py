@@ -237,7 +237,7 @@ class Evil:
         (lambda folder: _write(folder / "a.safetensors", b"x" * 20), "cannot be read as tensors alone"),
         (lambda folder: _write(folder / "a.pt", b"x" * 20), "cannot be read as tensors alone"),
         (lambda folder: _write(folder / "b.pth", b"abc"), "cannot be read as tensors alone"),
-        (lambda folder: _saved(folder / "b.pt", {"a": Evil()}), r"\(Weights only load failed\); if you trust it, load it"),
+        (lambda folder: _saved(folder / "b.pt", {"a": Evil()}), r"\(Weights only load failed\); if you trust it"),
         (lambda folder: _saved(folder / "c.pt", [1, 2]), "holds a list, not a state dict"),
         (lambda folder: _saved(folder / "d.pt", {"lr": 0.1}), "is no state dict: lr is no tensor"),
         (lambda folder: _saved(folder / "e.pt", {}), "is no state dict: it is empty"),
