@@ -57,7 +57,10 @@ def _refuse(image: "PictureFile", size: int, *, exact: bool) -> None:
 
 def _cut(image: "PictureFile") -> bool:
     """Whether colours have more than 8 bits, though Pillow calls them RGB: only how it unpacks them tells."""
-    return any(";16" in str(tile) or (tile[0].startswith("ppm") and tile[3][1] > 255) for tile in image.tile)
+    return any(
+        ";16" in str(how) or (codec.startswith("ppm") and isinstance(how, tuple) and how[-1] > 255)
+        for codec, _, _, how in image.tile
+    )
 
 
 def _opaque(image: "Picture") -> "Picture":
