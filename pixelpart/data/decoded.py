@@ -5,6 +5,7 @@ pictures and over the size asked for, so another picture, or the same one change
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -57,10 +58,17 @@ def decoded(
     folder = home(root) / "decoded"
     target = folder / f"{name}-{size}-{_key(paths, size)}.npy"
     told = target.with_suffix(".json")
-    if again or not (target.exists() and told.exists()):
+
+    def needed() -> bool:
+        return again or not (target.exists() and told.exists())
+
+    if needed():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write(paths, decode, size, target, told, progress, what=f"decoding {name}")
+            with (folder / ".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one decodes, and the others find it done
+                if needed():
+                    _write(paths, decode, size, target, told, progress, what=f"decoding {name}")
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from None
     images = np.load(target, mmap_mode="c")  # private to this process: torch wants memory that it could write to
@@ -84,7 +92,7 @@ def _write(
     paths: Sequence[Path], decode: Decoder, size: int, target: Path, told: Path, progress: Progress, *, what: str
 ) -> None:
     """Both files, each written aside and then renamed; the array last, since without it there is nothing to read."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    aside, note = (path.with_name(f".{path.name}.part") for path in (target, told))
     bad: dict[int, str] = {}
     try:
         images = np.lib.format.open_memmap(aside, mode="w+", dtype=np.uint8, shape=(len(paths), 3, size, size))
@@ -112,7 +120,6 @@ def _write(
         images.flush()
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
-        note = told.with_name(f".{told.name}.{os.getpid()}.part")
         note.write_text(json.dumps(dict(sorted(bad.items())), indent=1))
         os.replace(note, told)
         os.replace(aside, target)

@@ -2,8 +2,10 @@
 
 import os
 import struct
+import time
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -93,6 +95,31 @@ def test_pictures_are_mapped_from_one_file_until_one_of_them_changes(base):
     load(base)
     load(base, options="@8")
     assert len(list((home() / "decoded").glob("*-train-*.npy"))) == 3
+
+
+def test_of_two_that_need_the_same_pictures_one_decodes_them(base):
+    paths, calls = sorted(base.glob("train/*/*")), []
+
+    def decode(path):
+        time.sleep(0.01)
+        calls.append(path)
+        return np.full((3, 8, 8), len(path.name), np.uint8)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: decoded(paths, decode, size=8, name="twice"), range(2))
+    assert sorted(calls) == paths
+    assert torch.equal(first.images, second.images)
+
+
+def test_what_a_killed_process_left_behind_is_written_over(base):
+    load(base)
+    (made,) = (home() / "decoded").glob("*-train-*.npy")
+    before = made.read_bytes()
+    made.rename(part := made.with_name(f".{made.name}.part"))
+    part.write_bytes(b"half")
+    load(base)
+    assert made.read_bytes() == before
+    assert not part.exists()
 
 
 def test_progress_is_told(base):
