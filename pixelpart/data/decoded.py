@@ -96,6 +96,9 @@ def _write(
     bad: dict[int, str] = {}
     try:
         images = np.lib.format.open_memmap(aside, mode="w+", dtype=np.uint8, shape=(len(paths), 3, size, size))
+        if hasattr(os, "posix_fallocate"):  # macOS has none; elsewhere a full disk is told, and is no bus error later
+            with aside.open("rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
 
         def fill(begin: int) -> int:
             for number in range(begin, min(begin + CHUNK, len(paths))):

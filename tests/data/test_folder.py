@@ -1,5 +1,6 @@
 """A user's folder: every format that loses nothing is read, everything else is named, and left out only when told."""
 
+import errno
 import os
 import struct
 import time
@@ -120,6 +121,16 @@ def test_what_a_killed_process_left_behind_is_written_over(base):
     load(base)
     assert made.read_bytes() == before
     assert not part.exists()
+
+
+def test_a_full_disk_is_told(base, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match=r"cannot write .*-train-16-.*npy: No space left"):
+        load(base)
+    assert [path.name for path in (home() / "decoded").iterdir()] == [".lock"]
 
 
 def test_progress_is_told(base):
