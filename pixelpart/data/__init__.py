@@ -109,14 +109,11 @@ def load(name: str, *, split: str = "train", root: Root = None, progress: Progre
 
 
 def get(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
-    """Fetch a set unless it is there already, and decode it where it has to be; what is on disk has been verified."""
+    """Fetch a set unless it is there already, then verify it, which also decodes it where it has to be."""
     entry = find(name)
     if entry.get is not None:
         entry.get(root, progress)
-    if entry.decodes:
-        for split in entry.counts:
-            entry.load(split, root, progress)
-    return _row(name, entry, root, "generated" if entry.check is None else "verified")
+    return verify(name, root=root, progress=progress)
 
 
 def verify(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:

@@ -95,7 +95,6 @@ def get(root: Root = None, progress: Progress = quiet) -> Path:
     """The folder with SVHN's two files, fetched unless they are there."""
     base = home(root)
     if (found := present(root)) is not None:
-        check(root)
         return found[0]
     folder = base / "svhn"
     try:

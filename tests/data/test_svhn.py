@@ -50,6 +50,7 @@ def test_files_in_a_folder_of_their_own_are_found(fake, tmp_path):
 
 def test_sums_tell_the_official_files_from_others(fake, tmp_path, monkeypatch):
     assert data.verify("svhn", root=tmp_path).status == "unofficial"
+    assert data.get("svhn", root=tmp_path).status == "unofficial"
     sums = {split: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for split, name in svhn.FILES.items()}
     monkeypatch.setattr(svhn, "MD5", sums)
     assert data.verify("svhn", root=tmp_path).status == "verified"

@@ -1,5 +1,9 @@
 """TinyImageNet-200 in the official layout, with three classes of four training and two validation images."""
 
+import hashlib
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +62,20 @@ def test_boxes_stand_beside_the_images(base, tmp_path):
     boxes = data.SETS["tinyimagenet"].boxes
     assert boxes("train", tmp_path)[5].tolist() == [1, 1, 41, 63]
     assert boxes("test", tmp_path)[4].tolist() == [4, 2, 54, 62]
+
+
+def test_an_archive_that_lies_in_the_root_is_unpacked_and_kept(base, tmp_path, monkeypatch):
+    root = tmp_path / "new"
+    root.mkdir()
+    archive = Path(shutil.make_archive(str(root / "tiny-imagenet-200"), "zip", tmp_path, "tiny-imagenet-200"))
+    with pytest.raises(UserError, match=r"tiny-imagenet-200.zip has md5 .* put the folder tiny-imagenet-200 into"):
+        data.get("tinyimagenet", root=root)
+    assert list(root.iterdir()) == [archive]
+    monkeypatch.setattr(tinyimagenet, "URL_MD5", hashlib.md5(archive.read_bytes()).hexdigest())
+    row = data.get("tinyimagenet", root=root)
+    assert (row.status, row.where) == ("verified", str(root / "tiny-imagenet-200"))
+    assert {path.name for path in root.iterdir()} == {archive.name, "tiny-imagenet-200", "decoded"}
+    assert torch.equal(data.load("tinyimagenet", root=root)[0], data.load("tinyimagenet", root=tmp_path)[0])
 
 
 def test_a_second_load_reads_the_file_that_the_first_made(base, tmp_path, monkeypatch):
