@@ -1,4 +1,4 @@
-"""A user's pictures in folders by class: PATH/train/CLASS/... with PATH/test or PATH/val, or PATH/CLASS/... alone.
+"""A user's pictures in folders by class: PATH/train/CLASS/... with PATH/test/CLASS/..., or PATH/CLASS/... alone.
 
 Where there is no test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed.
 Training pictures lie class by class, test pictures in an order of their own, which is always the same.
@@ -23,7 +23,7 @@ from pixelpart.errors import UserError, choose
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's photographs: known before a single file is read
 STD = (0.229, 0.224, 0.225)
-TESTS = ("test", "val")
+TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # the first that is there
 NOT_PICTURES = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files too
 
 
@@ -72,8 +72,11 @@ def listing(name: FolderName) -> Listing:
     base = Path(name.path).expanduser()
     if not base.is_dir():
         raise UserError(f"no folder {base}; folder:PATH holds train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg")
-    train = base / "train" if (base / "train").is_dir() else base
-    test = next((base / split for split in TESTS if train != base and (base / split).is_dir()), None)
+    folders = {entry.name.casefold(): Path(entry) for entry in os.scandir(base) if entry.is_dir()}
+    train = next((folders[name] for name in TRAINS if name in folders), base)
+    test = next((folders[name] for name in TESTS if name in folders), None)
+    if test is not None and train == base:
+        raise UserError(f"{base} has a folder {test.name!r}, but none called 'train' beside it")
     bad: list[str] = []
     found = {"train": _by_class(train, bad)}
     if test is not None:

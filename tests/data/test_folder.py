@@ -66,9 +66,18 @@ def test_the_first_test_pictures_are_not_all_of_one_class(tmp_path):
     assert torch.equal(images[:, 0, 0, 0] > 100, labels == 1)
 
 
-def test_val_is_a_test_split_too(base):
-    (base / "test").rename(base / "val")
+@pytest.mark.parametrize(("train", "test"), [("train", "val"), ("Train", "valid"), ("training", "Validation")])
+def test_splits_may_have_their_other_usual_names(base, train, test):
+    (base / "train").rename(base / train)
+    (base / "test").rename(base / test)
+    assert load(base)[1].bincount().tolist() == [4, 4, 4]
     assert len(load(base, "test")[0]) == 6
+
+
+def test_a_test_folder_alone_is_no_class(base):
+    (base / "train").rename(base / "learning")
+    with pytest.raises(UserError, match=r"has a folder 'test', but none called 'train' beside it"):
+        load(base)
 
 
 @pytest.mark.parametrize("below", ["train", "."])
