@@ -84,6 +84,8 @@ def autoattack(
         net = view_for_search(judge, dtype, x.device)
         if net is not judge and not agrees(net, x[:PROBES], clean[:PROBES], dtype):
             net = judge
+        if not bool(((y >= 0) & (y < clean.shape[1])).all()):
+            raise UserError(f"labels lie in [{int(y.min())}, {int(y.max())}]; the model knows {clean.shape[1]} classes")
         robust = is_right(clean, y)
         for name, part in suited(parts, clean.shape[1]).items():
             broken = hunt(

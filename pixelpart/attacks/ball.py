@@ -56,6 +56,11 @@ def _check_radius(radius: Budget, norm: str) -> None:
         raise UserError(f"the radius of an {norm} ball is not finite, or negative: {float(values.min())}")
 
 
+def in_type_of(x: Images, budget: Budget) -> Budget:
+    """The budget in the images' own type: one in fp64 would make fp64 images."""
+    return budget.to(x.dtype) if isinstance(budget, Tensor) else budget
+
+
 def project(x_adv: Images, x: Images, budget: Budget) -> Images:
     """The nearest image with |x_adv - x| <= budget at every pixel and all values in [0, 1], where x lies too."""
     return x_adv.maximum(x - budget).minimum(x + budget).clamp(0, 1)
@@ -110,12 +115,13 @@ def length(change: Images, norm: str, dtype: torch.dtype | None = None) -> Lengt
 def inside(x_adv: Images, x: Images, budget: Budget, *, norm: str = "linf") -> Flags:
     """Where |x_adv - x| <= budget at every pixel, but for rounding, and x_adv is in [0, 1].
 
-    In l2 and l1 the norm of x_adv - x is at most budget * (1 + 1e-6).
+    In l2 and l1 it is |x_adv - x| <= budget + 1e-6 max(1, |x_adv - x|).
     """
     if norm == "linf":
         near = (x_adv - x).abs() <= budget + TOLERANCE
     else:
-        near = length(x_adv - x, norm, torch.float64) <= (1 + TOLERANCE) * budget
+        size = length(x_adv - x, norm, torch.float64)
+        near = size <= budget + TOLERANCE * size.clamp(min=1)
     return (near & (x_adv >= 0) & (x_adv <= 1)).flatten(1).all(1)
 
 

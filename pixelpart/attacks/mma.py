@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import begin, check, seeded
+from pixelpart.attacks.ball import begin, check, in_type_of, seeded
 from pixelpart.attacks.pgd import climb
 from pixelpart.frozen import Frozen, frozen, through
 from pixelpart.losses import SampleLoss, at_class, margin, without
@@ -38,6 +38,7 @@ def mma(
         generator = generator or seeded(x)  # one for all targets, so that their starts differ
     if not isinstance(model, Frozen):
         check(x, budget, step_size=step_size, steps=steps)
+    budget = in_type_of(x, budget)
     with torch.no_grad(), frozen(model) as net:
         net = through(net, search, x.device)
         clean = net(x)

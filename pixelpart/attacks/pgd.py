@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import begin, check, project
+from pixelpart.attacks.ball import begin, check, in_type_of, project
 from pixelpart.errors import choose
 from pixelpart.frozen import Frozen, frozen, through
 from pixelpart.losses import LOSSES, SampleLoss, kl
@@ -36,6 +36,7 @@ def pgd(
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     if not isinstance(model, Frozen):  # a view is handed in by the training step, which must not wait for the device
         check(x, budget, step_size=step_size, steps=steps)
+    budget = in_type_of(x, budget)
     with torch.no_grad(), frozen(model) as net:
         net = through(net, search, x.device)
         if loss_of is kl and not y.is_floating_point():

@@ -172,6 +172,8 @@ def test_batch_norm_is_that_of_eval_mode(make_net, make_batch):
         ({"budget": torch.full((2, 1, 1, 1), 2.0)}, r"the budget lies in \[2.0, 2.0\]"),
         ({"slots": 0}, "slots 0 is not a whole number above 0"),
         ({"x": torch.full((2, 3, 4, 4), 1.5)}, r"images lie in \[1.5, 1.5\]"),
+        ({"y": torch.tensor([0, 99])}, r"labels lie in \[0, 99\]; the model knows"),
+        ({"y": torch.tensor([-1, 1])}, r"labels lie in \[-1, 1\]"),
     ],
 )
 def test_mistakes_are_told(settings, said):

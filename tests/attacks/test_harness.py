@@ -84,6 +84,14 @@ def test_zero_budget_returns_x(attack, budget, make_net, make_batch):
 
 
 @each(EVERY)
+def test_a_budget_in_another_type_makes_no_images_in_it(attack, make_net, make_batch):
+    x, y, budget = make_batch()
+    x_adv = attack(make_net(), x, y, budget.double(), **STEPS)
+    assert x_adv.dtype == x.dtype
+    assert torch.equal(x_adv, attack(make_net(), x, y, budget, **STEPS))
+
+
+@each(EVERY)
 def test_a_pixel_without_budget_stays(attack, make_net, make_batch):
     x, y, budget = make_batch()
     budget[:, :, 1] = 0

@@ -98,13 +98,16 @@ def test_the_l1_projection_is_the_reference_s(seed, radius):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@given(seed=st.integers(0, 10**6), radius=st.floats(0, 30), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    seed=st.integers(0, 10**6),
+    radius=st.floats(0, 30) | st.floats(0, 0.03),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 @settings(deadline=None, max_examples=40)
 def test_a_projection_lies_inside_and_what_lies_inside_stays(norm, seed, radius, dtype):
     x, far = frame(6, 300, seed, dtype)
     near = PROJECTIONS[norm](far, x, radius)
-    if radius > 5 or dtype is torch.float64:  # rounding of 300 fp32 pixels adds up to more than 1e-6 of a smaller one
-        assert inside(near, x, radius, norm=norm).all()
+    assert inside(near, x, radius, norm=norm).all()
     within = x + 0.9 * (near - x)
     within = torch.where(inside(within, x, 0.95 * radius, norm=norm)[:, None, None, None], within, x)
     assert torch.allclose(PROJECTIONS[norm](within, x, radius), within, atol=1e-7, rtol=0)
@@ -127,8 +130,8 @@ def test_inside_by_hand():
     near = torch.cat([row(0.8, 0.9, 0.0), row(0.8, 0.9, 3e-3), row(0.8, 0.9, -1e-9), row(0.5, 0.0, 0.0), x[:1]])
     assert inside(near, x, 0.5, norm="l2").tolist() == [True, False, False, True, True]
     assert inside(near, x, 0.7, norm="l1").tolist() == [True, False, False, True, True]
-    assert inside(near, x, 0.5 / (1 + 0.9e-6), norm="l2").tolist() == [True, False, False, True, True]
-    assert inside(near, x, 0.5 / (1 + 1.1e-6), norm="l2").tolist() == [False, False, False, False, True]
+    assert inside(near, x, 0.5 - 0.9e-6, norm="l2").tolist() == [True, False, False, True, True]
+    assert inside(near, x, 0.5 - 1.1e-6, norm="l2").tolist() == [False, False, False, False, True]
     assert inside(near, x, 0.0, norm="l1").tolist() == [False, False, False, False, True]
     assert inside(near, x, 0.5).tolist() == [True, True, False, True, True]
 

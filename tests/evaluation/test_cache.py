@@ -163,12 +163,17 @@ def spoil_pickle(path):
     np.save(path, np.array([print], dtype=object), allow_pickle=True)
 
 
+def spoil_head(path):
+    path.write_bytes(path.read_bytes().replace(b")", b"\t", 1))
+
+
 def spoil_empty(path):
     path.write_bytes(b"")
 
 
 @pytest.mark.parametrize(
-    "spoil", [spoil_cut, spoil_flip, spoil_length, spoil_type, spoil_pickle, spoil_empty, lambda path: path.unlink()]
+    "spoil",
+    [spoil_cut, spoil_flip, spoil_length, spoil_type, spoil_pickle, spoil_head, spoil_empty, lambda path: path.unlink()],
 )
 def test_flags_that_are_gone_or_spoilt_are_computed_again(spoil, ask, net, tmp_path):
     ask(net)
