@@ -71,8 +71,11 @@ def decoded(
                     _write(paths, decode, size, target, told, progress, what=f"decoding {name}")
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from None
-    images = np.load(target, mmap_mode="c")  # private to this process: torch wants memory that it could write to
-    bad = {int(number): why for number, why in json.loads(told.read_text()).items()}
+    try:
+        images = np.load(target, mmap_mode="c")  # private to this process: torch wants memory that it could write to
+        bad = {int(number): why for number, why in json.loads(told.read_text()).items()}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{target} is damaged ({error}); delete it, and it is made again") from None
     return Decoded(torch.from_numpy(images)[: len(paths) - len(bad)], bad)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile as PictureFile
 
 SMALLEST = 2  # pixels a side
-SHALLOW = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")  # 8 bits a channel, or fewer
+KNOWN = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")  # what Pillow makes RGB of
 
 
 def read_picture(path: Path, size: int, *, exact: bool = False) -> NDArray[np.uint8]:
@@ -51,8 +51,10 @@ def _refuse(image: "PictureFile", size: int, *, exact: bool) -> None:
         raise _Unfit(f"is {shape} pixels, not {size}x{size}")
     if min(found) < SMALLEST:
         raise _Unfit(f"is {shape} pixels, too small for a picture")
-    if mode not in SHALLOW or _cut(image):
+    if mode.startswith(("I", "F")) or _cut(image):
         raise _Unfit(f"has more than 8 bits a channel (mode {mode}); convert it to 8 bits as you see fit")
+    if mode not in KNOWN:
+        raise _Unfit(f"has colours of mode {mode}; convert it to RGB as you see fit")
 
 
 def _cut(image: "PictureFile") -> bool:

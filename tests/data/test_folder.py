@@ -1,12 +1,7 @@
 """A user's folder: every format that loses nothing is read, everything else is named, and left out only when told."""
 
-import errno
-import os
 import struct
-import time
-import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,8 +9,6 @@ import torch
 from PIL import Image
 
 from pixelpart import cli, data
-from pixelpart.data.decoded import decoded
-from pixelpart.data.home import home
 from pixelpart.errors import UserError
 
 COLOURS = {"cat": (200, 30, 30), "dog": (30, 200, 30), "fox": (30, 30, 200)}
@@ -95,70 +88,10 @@ def test_without_a_test_folder_the_same_fifth_of_each_class_is_held_out(tmp_path
         assert sorted(levels[0] + levels[1]) == list(range(n))
 
 
-def test_pictures_are_mapped_from_one_file_until_one_of_them_changes(base):
-    load(base)
-    (made,) = (home() / "decoded").glob("*-train-*.npy")
-    before = made.stat().st_mtime_ns
-    load(base)
-    assert made.stat().st_mtime_ns == before
-    os.utime(base / "train" / "cat" / "0.jpg", ns=(1, 1))
-    load(base)
-    load(base, options="@8")
-    assert len(list((home() / "decoded").glob("*-train-*.npy"))) == 3
-
-
-def test_of_two_that_need_the_same_pictures_one_decodes_them(base):
-    paths, calls = sorted(base.glob("train/*/*")), []
-
-    def decode(path):
-        time.sleep(0.01)
-        calls.append(path)
-        return np.full((3, 8, 8), len(path.name), np.uint8)
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: decoded(paths, decode, size=8, name="twice"), range(2))
-    assert sorted(calls) == paths
-    assert torch.equal(first.images, second.images)
-
-
-def test_what_a_killed_process_left_behind_is_written_over(base):
-    load(base)
-    (made,) = (home() / "decoded").glob("*-train-*.npy")
-    before = made.read_bytes()
-    made.rename(part := made.with_name(f".{made.name}.part"))
-    part.write_bytes(b"half")
-    load(base)
-    assert made.read_bytes() == before
-    assert not part.exists()
-
-
-def test_a_full_disk_is_told(base, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"cannot write .*-train-16-.*npy: No space left"):
-        load(base)
-    assert [path.name for path in (home() / "decoded").iterdir()] == [".lock"]
-
-
 def test_progress_is_told(base):
     seen = []
     data.load(f"folder:{base}@16", progress=lambda *args: seen.append(args))
     assert seen == [(12, 12, "decoding folder-photos-train")]
-
-
-def test_warnings_of_a_decoder_are_not_shown_and_others_still_are(base):
-    def decode(path):
-        warnings.warn("of no concern", stacklevel=1)
-        return np.zeros((3, 8, 8), np.uint8)
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        decoded(sorted(base.glob("train/cat/*")), decode, size=8, name="warned")
-        assert not seen
-        warnings.warn("of some", stacklevel=1)
-    assert len(seen) == 1
 
 
 def add(base, image, name="train/cat/x.png"):
@@ -231,6 +164,7 @@ BAD = {
     "deep.ppm": (lambda p: p.write_bytes(b"P6 9 9 65535\n" + 9 * 9 * 3 * b"\xff\x80"), "more than 8 bits a channel"),
     "deep-plain.ppm": (lambda p: p.write_text("P3 2 2 1023" + 12 * " 900"), "more than 8 bits a channel"),
     "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits a channel \(mode F\)"),
+    "lab.tif": (lambda p: Image.new("LAB", (9, 9)).save(p), "has colours of mode LAB"),
     "glass.png": (half_transparent, "can be seen through at 45 of its pixels"),
     "hole.png": (transparent_colour, "can be seen through at 81 of its pixels"),
     "dot.png": (lambda p: Image.new("RGB", (1, 1)).save(p), "is 1x1 pixels, too small"),
