@@ -1,7 +1,8 @@
 """The command line: `pixelpart train | evaluate | check | corruptions | compare | explain | report | data | ...`.
 
-Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C. torch is imported
-only by commands that compute, once their arguments are known to be right.
+Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C, 3 where `check
+--strict` suspects the model. torch is imported only by commands that compute, once their arguments are known to be
+right.
 """
 
 import contextlib

@@ -18,7 +18,10 @@ from pixelpart.flags import Parser
 from pixelpart.progress import Screen
 
 
-def check(args: list[str]) -> None:
+STRICT = 3  # exit code of a suspicious model; 1 is a fault and 2 a mistake
+
+
+def check(args: list[str]) -> int:
     """Tells whether a model resists attacks or only hides its gradients: five behaviours, a verdict each."""
     parser = Parser(prog="pixelpart check", description=check.__doc__)
     add_model(parser)
@@ -35,8 +38,10 @@ def check(args: list[str]) -> None:
     parser.add_argument("--images", type=positive, help="the first so many test images (here: 1000)")
     parser.add_argument("--seed", type=int, default=defaults.SEED, help="seed of random starts and points")
     add_batch_size(parser, type=positive)
+    parser.add_argument("--strict", action="store_true", help=f"exit with {STRICT} if the verdict is suspicious")
     add_running(parser, json="the content of check.json on stdout")
     found = parser.parse_all(args)
+    from pixelpart.evaluation.behaviours import SUSPICIOUS
     from pixelpart.evaluation.obfuscation import check as run_check
 
     use_network(found)
@@ -60,3 +65,4 @@ def check(args: list[str]) -> None:
     print(json.dumps(report.as_json(), indent=2) if found.json else report)
     if report.kept is None:
         screen.say("this report is not kept; --out FOLDER keeps it")
+    return STRICT if found.strict and report.verdict == SUSPICIOUS else 0

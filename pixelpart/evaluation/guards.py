@@ -33,6 +33,10 @@ RANDOM = (
     "two passes over the same images differ: the model is random, an attack has to average over its draws (EOT), "
     "and these figures overstate its robustness"
 )
+SQUASHED = (
+    "all outputs lie in [0, 1]: they seem to be probabilities, of a sigmoid for example, and not logits, and the "
+    "gradients of losses made for logits vanish"
+)
 BATCH = "the logits of an image depend on the other images in its batch, and so do these figures on the batch size"
 
 # By what mean and deviation a channel people normalise, besides those of the images themselves.
@@ -86,14 +90,16 @@ def of_parts(left: Mapping[str, int], n: int) -> Doubts:
 
 
 def of_model(model: Model, pictures: Pictures) -> Doubts:
-    """Whether the model is random, depends on the batch, or knows the images far better on another scale."""
+    """Whether the model is random, depends on the batch, squashes its logits, or knows images better on another scale."""
     x, y = probes(pictures)
-    logits = logits_of(model, x)
+    logits, half, doubts = logits_of(model, x), (len(x) + 1) // 2, []
     if _differ(logits, logits_of(model, x), share=ROUNDING):
-        return [RANDOM, *of_scale(model, x, y, logits)]
-    half = (len(x) + 1) // 2
-    mixed = _differ(logits[:half], logits_of(model, x[:half]), share=REBATCHING)
-    return [*([BATCH] if mixed else []), *of_scale(model, x, y, logits)]
+        doubts.append(RANDOM)
+    elif _differ(logits[:half], logits_of(model, x[:half]), share=REBATCHING):
+        doubts.append(BATCH)
+    if 0 <= logits.min() < logits.max() <= 1:
+        doubts.append(SQUASHED)
+    return doubts + of_scale(model, x, y, logits)
 
 
 def of_scale(model: Model, x: Images, y: Labels, logits: Logits) -> Doubts:

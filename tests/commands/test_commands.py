@@ -10,6 +10,7 @@ import pytest
 from command_line import run_python
 from pixelpart.cli import main
 from pixelpart.evaluation import behaviours
+from pixelpart.evaluation.obfuscation import Report
 
 
 def test_evaluate_prints_a_table_and_writes_it_down(copied, capsys):
@@ -104,6 +105,18 @@ def test_check_prints_a_verdict_for_each_behaviour_and_writes_it_down(copied, tr
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads((copied / "check.json").read_text())
     assert (said["n"], said["checkpoint"], len(said["behaviours"])) == (8, "best", 5)
+
+
+def test_check_exits_with_3_on_suspicion_only_if_it_is_to_be_strict(copied, trained, capsys, monkeypatch):
+    monkeypatch.setattr(behaviours, "POINTS", 2)
+    other = shutil.copytree(trained, copied.parent / "other")
+    shutil.copy(other / "checkpoints" / "epoch-1.safetensors", other / "checkpoints" / "best.safetensors")
+    args = ["check", str(copied), "--images", "8", "--surrogate", str(other), "--device", "cpu", "--step-size", "1e-4"]
+    assert main(args) == 0
+    assert main([*args, "--strict"]) == 3
+    assert "verdict: suspicious" in capsys.readouterr().out
+    monkeypatch.setattr(Report, "verdict", "as expected")
+    assert main([*args, "--strict"]) == 0
 
 
 def test_report_prints_the_path_of_the_page(copied, capsys, tmp_path):

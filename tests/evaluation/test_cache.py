@@ -1,6 +1,7 @@
 import copy
 import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,7 +174,7 @@ def spoil_empty(path):
 
 @pytest.mark.parametrize(
     "spoil",
-    [spoil_cut, spoil_flip, spoil_length, spoil_type, spoil_pickle, spoil_head, spoil_empty, lambda path: path.unlink()],
+    [spoil_cut, spoil_flip, spoil_length, spoil_type, spoil_pickle, spoil_head, spoil_empty, Path.unlink],
 )
 def test_flags_that_are_gone_or_spoilt_are_computed_again(spoil, ask, net, tmp_path):
     ask(net)

@@ -144,6 +144,11 @@ def test_a_model_that_looks_at_its_batch_is_found_out(light):
     assert guards.of_model(model.eval(), light) == [guards.BATCH]
 
 
+def test_outputs_of_a_sigmoid_are_taken_for_no_logits(light):
+    assert guards.of_model(nn.Sequential(Light(), nn.Sigmoid()), light) == [guards.SQUASHED]
+    assert guards.of_model(nn.Sequential(Light(), nn.LogSigmoid()), light) == []
+
+
 def test_one_image_is_enough_to_look_at(light):
     one = Pictures(light.images[:1], light.labels[:1], light.device)
     assert looks(Light(), one) == []
