@@ -17,7 +17,6 @@ from pixelpart.commands.arguments import (
 from pixelpart.flags import Parser
 from pixelpart.progress import Screen
 
-
 STRICT = 3  # exit code of a suspicious model; 1 is a fault and 2 a mistake
 
 

@@ -90,7 +90,7 @@ def of_parts(left: Mapping[str, int], n: int) -> Doubts:
 
 
 def of_model(model: Model, pictures: Pictures) -> Doubts:
-    """Whether the model is random, depends on the batch, squashes its logits, or knows images better on another scale."""
+    """Whether the model is random, depends on the batch, squashes its logits, or is better on another scale."""
     x, y = probes(pictures)
     logits, half, doubts = logits_of(model, x), (len(x) + 1) // 2, []
     if _differ(logits, logits_of(model, x), share=ROUNDING):
