@@ -7,6 +7,7 @@ from typing import Any
 
 from pixelpart import data, draws, models
 from pixelpart.config import Config, config_from
+from pixelpart.dataname import SKIP_BAD
 from pixelpart.errors import UserError
 from pixelpart.models import Classifier
 from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_facts
@@ -69,10 +70,11 @@ def config_of(path: Path) -> Config:
 
 def build_model(config: Config) -> Classifier:
     """The network that a config names, with the weights its seed gives."""
-    if config.num_classes and config.size:  # a set of the user's own, which need not be at hand
+    known = data.SETS.get(config.dataset.removesuffix(SKIP_BAD))
+    if known is None and config.num_classes and config.size:  # a set of the user's own, which need not be at hand
         num_classes, size, mean, std = config.num_classes, config.size, data.folder.MEAN, data.folder.STD
     else:
-        dataset = data.find(config.dataset)
+        dataset = known or data.find(config.dataset)
         num_classes, size, mean, std = dataset.num_classes, dataset.size, dataset.mean, dataset.std
     scaling: dict[str, Any] = {"mean": mean, "std": std} if config.normalize else {}
     return models.build(

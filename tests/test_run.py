@@ -132,6 +132,13 @@ def test_equal_seeds_give_equal_weights_and_others_do_not():
     assert not torch.equal(a.linear.weight, c.linear.weight)
 
 
+def test_a_set_without_its_bad_files_is_scaled_as_it_is_with_them():
+    settings = Config(dataset="tinyimagenet+skip-bad", size=64, num_classes=200, model="tiny-cnn", normalize=True)
+    whole = settings.model_copy(update={"dataset": "tinyimagenet", "size": 0, "num_classes": 0})
+    assert torch.equal(build_model(settings).mean, build_model(whole).mean)
+    assert torch.equal(build_model(settings).std, build_model(whole).std)
+
+
 def test_normalisation_is_the_data_sets_and_inside_the_model():
     plain, scaled = (build_model(Config(model="tiny-cnn", normalize=flag)).eval() for flag in (False, True))
     x = torch.rand(2, 3, 32, 32)
