@@ -134,8 +134,9 @@ def _alone(folder: Path) -> Iterator[None]:
     """Waits for other evaluations of this folder to finish their write; the lock dies with its process."""
     try:
         (folder / "eval").mkdir(parents=True, exist_ok=True)
+        file = open(folder / "eval" / ".lock", "a+")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise UserError(f"cannot write results to {folder}: {error.strerror}") from None
-    with open(folder / "eval" / ".lock", "a+") as file:
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

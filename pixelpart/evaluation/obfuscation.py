@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,6 +104,8 @@ def check(
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
     them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    if them.folder and them.folder.exists() and not os.access(them.folder, os.W_OK):  # told before the work
+        raise UserError(f"cannot write the report to {them.folder}; choose another out")
     pictures = them.pictures
     if images is None:
         pictures = Pictures(pictures.images[:IMAGES], pictures.labels[:IMAGES], pictures.device)

@@ -261,6 +261,12 @@ def test_an_eval_file_that_cannot_be_read_is_named_and_left_alone(text, ask, net
     assert path.read_text() == text
 
 
+def test_a_folder_that_cannot_be_locked_is_named(ask, net, tmp_path):
+    (tmp_path / "eval" / ".lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"cannot write results to {tmp_path}: Is a directory"):
+        ask(net, attacks=["natural"])
+
+
 def test_a_newer_checkpoint_takes_the_older_one_s_place(run):
     settings = {"attacks": ["natural"], "images": 8}
     evaluate(run, **settings)

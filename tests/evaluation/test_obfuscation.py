@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -175,6 +176,12 @@ def test_others_are_kept_where_out_says_and_else_nowhere(plane, pair, tmp_path, 
     assert list(tmp_path.iterdir()) == []
     check(plane, data=pair, eps=0.02, out="kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["check.json"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(plane, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    with pytest.raises(UserError, match="cannot write the report to"):
+        check(plane, data=pair, eps=0.02, out=tmp_path)
 
 
 def test_the_page_has_a_line_for_each_and_the_verdict_last(plane, pair):
