@@ -31,6 +31,7 @@ EPS_LOW = 7 / 255
 ADDED = {  # came later: unused, they leave a run's hash as it was
     "size": 0,
     "num_classes": 0,
+    "classes": [],
     "eps_ramp": 0,
     "objective.smoothing": 0.0,
     "optim.name": "sgd",
@@ -154,6 +155,8 @@ class Config(Part):
     """pixels a side of folder:PATH; 0: as the set has it"""
     num_classes: int = Field(0, ge=0)
     """classes of a set of your own, filled in when training starts; 0: as many as the set has"""
+    classes: tuple[str, ...] = ()
+    """names of the classes of folder:PATH in the order of their labels, filled in when training starts"""
     augment: str = "none"
     """none, crop-flip, crop-flip-cutout, crop-flip-cutmix or idbh"""
     holdout: int = Field(1024, ge=0)

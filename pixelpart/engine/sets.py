@@ -20,15 +20,15 @@ Probes = dict[str, tuple[Images, Labels]]
 def settled(config: Config) -> Config:
     """The config with what it does not say of a set of the user's own, so that its run opens without the data."""
     if config.dataset in data.SETS:
-        if config.size or config.num_classes:
-            raise UserError(f"size and num_classes are for sets of your own; {config.dataset} has its own")
+        if config.size or config.num_classes or config.classes:
+            raise UserError(f"size, num_classes and classes are for sets of your own; {config.dataset} has its own")
         return config
     folder = config.dataset.startswith("folder:")
     name = with_options(config.dataset, size=config.size or None) if folder else config.dataset
     entry = data.find(name)
-    found = {"size": entry.size, "num_classes": entry.num_classes}
+    found = {"size": entry.size, "num_classes": entry.num_classes, "classes": entry.classes if folder else ()}
     for field, value in found.items():
-        if getattr(config, field) not in (0, value):
+        if getattr(config, field) not in (0, (), value):
             raise UserError(f"{name} has {field} {value}, not the {getattr(config, field)} of the config")
     return config.model_copy(update={"dataset": name, **found})
 

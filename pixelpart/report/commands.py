@@ -12,6 +12,7 @@ from pixelpart.data import SETS
 from pixelpart.recipes import RECIPES
 from pixelpart.report.reading import Entry
 
+FILLED_IN = ("size", "num_classes", "classes")  # by training, from a set of the user's own
 EVALUATE_DEFAULTS = {"eps": defaults.EPS, "step-size": defaults.STEP_SIZE, "seed": defaults.SEED}
 
 
@@ -25,7 +26,7 @@ def train_command(config: Config, path: Path) -> str:
     recipe = flat(RECIPES[config.recipe](seed=config.seed))
     words = ["pixelpart", "train", config.recipe, "--seed", str(config.seed)]
     for name, value in flat(config).items():
-        if value != recipe[name]:
+        if value != recipe[name] and name not in FILLED_IN:
             words += _option(name, value)
     return _line([*words, "--out", shown(path)])
 

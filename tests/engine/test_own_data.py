@@ -63,6 +63,15 @@ def test_a_run_does_not_go_on_with_another_number_of_pictures(photos, capsys, ch
     assert before == {path: path.read_bytes() for path in before}
 
 
+def test_a_run_does_not_go_on_with_other_classes(photos, capsys):
+    command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
+    assert cli.main(command) == 0
+    (photos / "dark").rename(photos / "night")  # as many pictures of as many classes, with other labels
+    assert cli.main(command) == 2
+    told = "classes: ['dark', 'light', 'middle'] there, ['light', 'middle', 'night'] here"
+    assert told in capsys.readouterr().err
+
+
 def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsys):
     (photos / "dark" / "bad.jpg").write_bytes(b"x")
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
@@ -72,6 +81,7 @@ def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsy
     run = Run("run")
     assert run.config.dataset == "folder:photos@16+skip-bad"
     assert (run.config.size, run.config.num_classes) == (16, 3)
+    assert run.config.classes == ("dark", "light", "middle")
     assert "1 bad left out: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
     assert cli.main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
     assert cli.main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run

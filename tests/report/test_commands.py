@@ -26,6 +26,12 @@ def test_the_train_command_gives_back_the_config(changes):
     assert apply_config_flags(recipe, parser.parse_all(words[3:-2])) == config
 
 
+def test_what_training_has_filled_in_is_not_told():
+    config = RECIPES["shapes-at"](dataset="folder:a b@16", size=16, num_classes=2, classes=("cat", "dog, wild"))
+    told = "pixelpart train shapes-at --seed 0 --dataset 'folder:a b@16' --out runs/x"
+    assert train_command(config, Path("runs/x")) == told
+
+
 def test_an_unknown_recipe_is_trained_from_the_runs_own_config():
     assert train_command(Config(recipe="mine; rm"), Path("runs/x")) == "pixelpart train runs/x/config.json --out RUN"
 
