@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pixelpart.kernels import cudnn
+from pixelpart.kernels import conv64, cudnn
+from pixelpart.kernels.cuda import Refused
 
 
 @torch.library.custom_op("pixelpart::conv_relu", mutates_args=())
 def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
     """relu(conv(x, weight) + bias)"""
+    if (out := _of_64(x, weight, bias, None, stride, padding)) is not None:
+        return out
     if x.is_cuda:
         return torch.cudnn_convolution_relu(x, weight, bias, [stride] * 2, [padding] * 2, [1, 1], 1)
     return F.conv2d(x, weight, bias, stride, padding).relu()
@@ -23,10 +26,22 @@ def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int
 @torch.library.custom_op("pixelpart::conv_add_relu", mutates_args=())
 def conv_add_relu(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, stride: int, padding: int) -> Tensor:
     """relu(conv(x, weight) + bias + other)"""
+    if (out := _of_64(x, weight, bias, other, stride, padding)) is not None:
+        return out
     if x.is_cuda:
         args = [stride] * 2, [padding] * 2, [1, 1], 1
         return torch.cudnn_convolution_add_relu(x, weight, other, 1.0, bias, *args)
     return F.conv2d(x, weight, bias, stride, padding).add(other).relu()
+
+
+def _of_64(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: int, padding: int) -> Tensor | None:
+    """relu(conv(x, weight) + bias + other) by the kernel for 64 channels; None where it is not for these."""
+    if stride != 1 or padding != 1 or not conv64.suits(x, weight):
+        return None
+    try:
+        return conv64.forward(x, weight, bias, other)
+    except Refused:
+        return None
 
 
 @conv_relu.register_fake
@@ -113,8 +128,10 @@ def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: T
     """where(rectified > 0, g + other, 0), g what a convolution of stride 1 and padding 1 sends back to `rectified`."""
     if grad.is_cuda:
         try:
+            if conv64.suits(grad, weight):
+                return conv64.backward(grad, weight, rectified, other)
             return cudnn.input_gradient(grad, weight, rectified, other, padding=1)
-        except cudnn.Refused:
+        except Refused:
             pass
     back = _conv_backward(grad, rectified, weight, 1, 1)
     return torch.where(rectified > 0, back if other is None else back + other, 0)
@@ -137,12 +154,24 @@ def _residual_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None
     behind = rectified_gradient(grad, second, inner, None)
     if shortcut is None and ctx.stride == 1 and ctx.rectified:
         return rectified_gradient(behind, first, x, grad), *[None] * 9
-    other = grad if shortcut is None else _conv_backward(grad, x, shortcut, ctx.stride, 0)
+    other = grad if shortcut is None else _scattered(F.conv2d(grad, shortcut.transpose(0, 1)), x, ctx.stride)
     back = _conv_backward(behind, x, first, ctx.stride, 1) + other
     return torch.where(x > 0, back, 0) if ctx.rectified else back, *[None] * 9
 
 
 residual.register_autograd(_residual_backward, setup_context=_remember_residual)
+
+
+def _scattered(values: Tensor, like: Tensor, stride: int) -> Tensor:
+    """The values at every `stride`-th pixel of an image of this shape, zeros between them.
+
+    What a strided 1x1 convolution sends back. Written so that a compiler reads the values alone where it is added.
+    """
+    if stride == 1:
+        return values
+    n, c, h, w = values.shape
+    gaps = F.pad(values[:, :, :, None, :, None], (0, stride - 1, 0, 0, 0, stride - 1))
+    return gaps.reshape(n, c, h * stride, w * stride)[:, :, : like.shape[2], : like.shape[3]]
 
 
 def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

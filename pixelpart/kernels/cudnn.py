@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pixelpart.kernels.cuda import Refused
+
 CANDIDATES = 6  # plans that are made and timed, the most promising ones first by cuDNN's own reckoning
 RUNS = 20  # of each, timed
 HEAD_START = 4_000_000  # cycles of the device, in which the host puts so many runs into its queue
@@ -34,10 +36,6 @@ FP32, BF16, CROSS_CORRELATION, ADD, RELU_BACKWARD, MODE_A = 0, 9, 1, 0, 200, 3
 GRAD, WEIGHT, RESULT, OTHER, RECTIFIED, BETWEEN, SUM = range(1, 8)
 
 Attribute = tuple[int, int, Any]  # name, type, value or values
-
-
-class Refused(RuntimeError):
-    """cuDNN is not there, has no kernel for this, or is not to make one."""
 
 
 _wanted = False  # for all threads: backward passes run in one of their own
