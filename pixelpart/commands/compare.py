@@ -15,7 +15,10 @@ def compare(args: list[str]) -> None:
     parser = Parser(prog="pixelpart compare", description=compare.__doc__)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="one run folder, or the seeds of one method")
     parser.add_argument("--with", dest="others", type=Path, nargs="+", metavar="RUN", help="what to compare them with")
-    parser.add_argument("--attacks", help="comma-separated (here: all that every run has been put to)")
+    parser.add_argument(
+        "--attacks",
+        help="comma-separated; also corruptions, such as fog-3 (here: all attacks that every run has been put to)",
+    )
     parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
     parser.add_argument(
         "--calibrate",

@@ -17,6 +17,7 @@ from pixelpart.runfolder import RunFolder
 
 # what two results have to share before their flags speak of the same images under the same attack
 QUESTION = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
+FILES = ("eval.json", "corruptions.json")
 OWN = {"seed", "recipe", "init_from", "keep"}  # fields in which two runs of one method may differ
 
 
@@ -122,6 +123,7 @@ def compare(
 ) -> Comparison:
     """The first group's accuracy minus the second's, for each of these attacks (all that every run has been put to).
 
+    A corruption goes by its name and severity, fog-3.
     A group is one run, or several that differ in their seed alone. One against one: McNemar's test of the two models.
     Several against several: the crossed bootstrap, which speaks of the methods.
     """
@@ -179,7 +181,8 @@ def read_figures(
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
             raise UserError(f"{folder} is there twice")
-    answers = [_answers(folder, checkpoint) for folder in folders]
+    files = FILES if attacks else FILES[:1]  # of corruptions there are many: those that are named
+    answers = [_answers(folder, checkpoint, files) for folder in folders]
     known = dict.fromkeys(attack for answer in answers for attack in answer)
     left_out: dict[str, list[Path]] = {}
     figures: list[Figures] = []
@@ -198,11 +201,11 @@ def read_figures(
     return figures, left_out
 
 
-def _answers(folder: Path, checkpoint: str) -> dict[str, list[Entry]]:
-    """A run's own entries for a checkpoint, by attack."""
+def _answers(folder: Path, checkpoint: str, files: Sequence[str]) -> dict[str, list[Entry]]:
+    """A run's own entries for a checkpoint, by attack, or by corruption: fog-3."""
     RunFolder(folder).read_config()  # says so if it is no run folder
     found: dict[str, list[Entry]] = {}
-    for entry in read_entries(folder):
+    for entry in [entry for file in files for entry in read_entries(folder, file)]:
         if entry.get("checkpoint") == checkpoint and entry.get("subject") is None:
             found.setdefault(str(entry.get("attack")), []).append(entry)
     return found

@@ -225,6 +225,7 @@ class Desk:
             "doubts": [*self.doubts, *([DRAWN] if called == "frost-drawn" else [])], "seconds": round(seconds, 3),
             "machine": machine(self.them.pictures.device), "flags": f"eval/{key}.npy" if folder else None,
             "fingerprint": cache.fingerprint(right), "key": key, "asked": asked, "probe": self.probe,
+            "pixels": identity.digest([self.about["pixels"], facts]),
         })  # fmt: skip
         if folder:
             cache.add(folder, entry, right, FILE)

@@ -21,7 +21,7 @@ def flags(accuracy, seed, n=200):
 def make(tmp_path):
     """Writes a run folder with results: `answers` are flags by attack, `changes` other values in all its entries."""
 
-    def make(name, number=0, answers=None, config=None, **changes):
+    def make(name, number=0, answers=None, config=None, file="eval.json", **changes):
         folder = tmp_path / name
         atomic_write(folder / "config.json", Config(**{"seed": number} | (config or {})).to_json())
         if answers is None:
@@ -35,7 +35,7 @@ def make(tmp_path):
                 "fingerprint": cache.fingerprint(right),
             } | changes  # fmt: skip
             key = hashlib.sha256(repr((attack, number, sorted(changes.items()))).encode()).hexdigest()[:32]
-            cache.add(folder, entry | {"key": key}, right)
+            cache.add(folder, entry | {"key": key}, right, file)
         return folder
 
     return make
@@ -71,6 +71,19 @@ def test_two_single_runs_are_compared_by_mcnemar(groups):
     assert row.difference.test == MCNEMAR
     assert row.sides[0].intervals == [wilson(int(a.sum()), 200)]
     assert row.sides[0].deviation is None
+
+
+def test_a_corruption_is_compared_if_it_is_named(make):
+    for name, accuracy in (("at-0", 0.6), ("part-0", 0.7)):
+        make(name)
+        folder = make(name, answers={"fog-3": flags(accuracy, 0)}, file="corruptions.json", pixels="ab")
+    pair = {"at": [folder.parent / "at-0"], "part": [folder]}
+    assert [row.attack for row in compare(pair).rows] == ["natural", "pgd20"]
+    (row,) = compare(pair, attacks=["fog-3"]).rows
+    a, b = flags(0.6, 0), flags(0.7, 0)
+    assert row.difference.p == mcnemar(int((a & ~b).sum()), int((b & ~a).sum()))
+    with pytest.raises(UserError, match="no snow-1"):
+        compare(pair, attacks=["snow-1"])
 
 
 def test_the_table_says_all_of_it(groups):
