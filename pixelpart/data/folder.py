@@ -82,6 +82,9 @@ def listing(name: FolderName) -> Listing:
     if test is not None:
         found["test"] = _by_class(test, bad)
     classes = tuple(sorted(found["train"]))
+    for text in (name.path, *classes):  # a run's config holds them
+        if text.encode(errors="replace").decode() != text:
+            raise UserError(f"the name {text!r} is not in UTF-8; rename that folder")
     for label in sorted(set(found.get("test", {})) - set(classes)):
         bad.append(f"{test}/{label}: no such class in {train}")
         del found["test"][label]

@@ -1,5 +1,6 @@
 """A user's folder: every format that loses nothing is read, everything else is named, and left out only when told."""
 
+import os
 import struct
 import zlib
 
@@ -221,6 +222,12 @@ def test_classes_that_do_not_fit_are_told(base, tmp_path):
     for options in ("@16", "@16+skip-bad"):
         with pytest.raises(UserError, match="classes 'Cat' and 'cat' differ by case alone"):
             load(base, options=options)
+
+
+def test_a_name_that_a_config_cannot_hold_is_told(base):
+    (base / "train" / "cat").rename(os.fsdecode(os.fsencode(base / "train") + b"/\xe9"))
+    with pytest.raises(UserError, match=r"the name '\\udce9' is not in UTF-8"):
+        load(base, options="@16+skip-bad")
 
 
 def test_a_class_of_bad_files_alone_cannot_be_skipped(base):
