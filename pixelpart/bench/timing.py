@@ -90,13 +90,14 @@ def compare(
     when cuDNN has its algorithms.
     """
     runs = {what: make() for what, make in makers.items()}
-    times = {what: list[float]() for what in makers}
+    times, calls = {what: list[float]() for what in makers}, {}
     for what, run in runs.items():
         say(f"{what}: warm-up")
-        once(run, device, calls=_calls(device))
+        once(run, device)
+        calls[what] = calls_of(run, device)
     for number in range(repeats):
         for what, run in runs.items():
-            times[what].append(once(run, device, calls=_calls(device)))
+            times[what].append(once(run, device, calls=calls[what]))
             say(f"{what}: {times[what][-1]:.1f} ms, {number + 1} of {repeats}")
     del runs, run
     peaks = {what: peak_mib(make, device) for what, make in makers.items()}
@@ -116,9 +117,9 @@ def compare(
     ]
 
 
-def _calls(device: torch.device) -> int:
-    """Several calls back to back on a GPU, as in a training loop: the host runs ahead of the device."""
-    return 5 if device.type == "cuda" else 1
+def calls_of(run: Run, device: torch.device) -> int:
+    """Several calls back to back on a GPU, as in a training loop, where the host runs ahead; one of what takes long."""
+    return 5 if device.type == "cuda" and once(run, device) < 500 else 1
 
 
 def once(run: Run, device: torch.device, *, calls: int = 1) -> float:

@@ -150,12 +150,19 @@ def test_table_shows_memory_where_it_was_measured():
 
 def test_ways_take_turns_and_the_time_is_the_median(monkeypatch):
     turns, clock = [], iter([9.0, 9.0, 1.0, 2.0, 5.0, 2.0, 3.0, 2.0])
-    monkeypatch.setattr(timing, "once", lambda run, device, calls: run() or next(clock))
+    monkeypatch.setattr(timing, "once", lambda run, device, calls=1: run() or next(clock))
     makers = {name: lambda name=name: lambda: turns.append(name) for name in "ab"}
     a, b = timing.compare(makers, device=CPU, images=6, repeats=3, say=lambda line: None)
     assert "".join(turns) == "abababab"
     assert (a.milliseconds, a.ratio, a.times) == (3.0, 1.0, [1.0, 5.0, 3.0])
     assert (b.milliseconds, b.ratio, b.images_per_second) == (2.0, 1.5, 3000.0)
+
+
+@pytest.mark.parametrize(("milliseconds", "calls"), [(12.0, 5), (1200.0, 1)])
+def test_on_a_gpu_what_is_quick_is_called_several_times_in_a_row(monkeypatch, milliseconds, calls):
+    monkeypatch.setattr(timing, "once", lambda run, device: milliseconds)
+    assert timing.calls_of(print, torch.device("cuda")) == calls
+    assert timing.calls_of(print, CPU) == 1
 
 
 def test_passes_of_a_step_are_those_of_the_algorithm():
