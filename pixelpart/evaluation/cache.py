@@ -35,7 +35,7 @@ def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}; {afresh}") from None
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

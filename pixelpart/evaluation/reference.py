@@ -46,6 +46,7 @@ def build(model: nn.Module, device: torch.device, *, eps: float, version: str, s
         from pyautoattack import AutoAttack
     except ImportError:
         raise UserError("the engine reference needs pyautoattack: pip install 'pixelpart[reference]'") from None
+    seed %= 2**63  # it goes to torch as it is
     return AutoAttack(model, norm="Linf", eps=eps, version=version, seed=seed, device=str(device))
 
 

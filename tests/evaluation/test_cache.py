@@ -251,7 +251,7 @@ def test_no_flags_are_read_from_outside_the_folder(ask, net, tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["", "{", '{"schema_version": 1, "entr', "[]", '{"schema_version": 1}', '{"schema_version": 1, "entries": [3]}',
-     '{"schema_version": 2, "entries": []}', "\x00"],
+     '{"schema_version": 2, "entries": []}', "\x00", "[" * 100_000],
 )  # fmt: skip
 def test_an_eval_file_that_cannot_be_read_is_named_and_left_alone(text, ask, net, tmp_path):
     path = tmp_path / "eval.json"

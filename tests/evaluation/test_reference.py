@@ -141,6 +141,11 @@ def test_the_seed_and_the_version_are_handed_on(net, labelled, monkeypatch):
     assert (attack.seed, attack.epsilon, attack.norm, attack.version) == (7, 0.01, "Linf", "plus")
 
 
+@pytest.mark.parametrize("seed", [2**70 + 3, -1])
+def test_any_whole_number_is_a_seed(seed, net, labelled):
+    assert torch.equal(stand(net, labelled, seed=seed), stand(net, labelled, seed=seed))
+
+
 def test_the_same_seed_gives_the_same_flags(net, labelled):
     assert torch.equal(stand(net, labelled, seed=3), stand(net, labelled, seed=3))
 
