@@ -223,6 +223,8 @@ class Trainer:
         if self.skipped:
             more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
             self.say(f"{len(self.skipped)} bad left out: {'; '.join(self.skipped[:3])}{more}")
+        if isinstance(self.step, Captured):
+            self.say("the step is compiled when it is first met: that takes up to two minutes")
         if not self.learner.freeze.folded:
             self.say(
                 f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
