@@ -25,6 +25,7 @@ Settle = Callable[[Try, bool], None]  # a try that is over, and whether it broke
 
 SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batches for which there are graphs, in shares of `slots`
 JUDGED = ("x_adv", "margin", "hit", "step")
+WORTH = 150_000  # steps of a row that a smaller graph has to save: making one takes as long
 LOOKS = 20  # in a try on a GPU, at which the host waits for the device to see what is settled
 
 
@@ -110,13 +111,12 @@ class Step:
 
     def _replayed(self, state: State, times: int) -> State:
         n = len(state["step"])
-        share = next(share for share in SIZES if math.ceil(share * self.slots) >= n)
-        size = math.ceil(share * self.slots)
+        size = self._size(state)
         if size not in self._graphs:
             buffers = {name: _padded(tensor, size) for name, tensor in state.items()}
             try:
                 # timing takes a second or so: it pays for the batches that most of the work is done in
-                with timed_algorithms(share >= 1 / 4):
+                with timed_algorithms(size >= self.slots / 4):
                     graph, _ = graphs.record(lambda: self._advance(buffers))
             except RuntimeError as error:
                 self._plain = True
@@ -130,6 +130,16 @@ class Step:
         for _ in range(times):
             graph.replay()
         return {name: buffer[:n] for name, buffer in buffers.items()}
+
+    def _size(self, state: State) -> int:
+        """The batch size whose graph is to be replayed: a smaller one than there is has to be worth its making."""
+        n = len(state["step"])
+        least = next(size for share in SIZES if (size := math.ceil(share * self.slots)) >= n)
+        there = min((size for size in self._graphs if size >= n), default=None)
+        if there is None:
+            return least
+        left = self.search.steps - int(state["step"].min())
+        return least if (there - least) * left > WORTH else there
 
     def _advance(self, buffers: State) -> None:
         """The buffers one step on, in place."""

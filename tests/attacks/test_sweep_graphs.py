@@ -75,8 +75,9 @@ def test_looks_are_a_twentieth_of_the_steps_apart(captures):
     assert len(toy.judged) == 2
 
 
-def test_a_graph_is_made_once_for_each_of_a_few_sizes_and_rows_are_padded(captures):
+def test_a_graph_is_made_once_for_each_of_a_few_sizes_and_rows_are_padded(captures, monkeypatch):
     """Samples go one after the other, so that the batch shrinks from 64 rows to none."""
+    monkeypatch.setattr(sweep, "WORTH", 0)
     found = {(sample, 0): [sample + 1] for sample in range(64)}
     broken, toy = by_graph(64, found, found, tries_of(64, 1), 64)
     assert broken == set(range(64))
@@ -85,6 +86,15 @@ def test_a_graph_is_made_once_for_each_of_a_few_sizes_and_rows_are_padded(captur
     assert set(sizes) <= allowed
     assert len(captures) == len(set(sizes)) >= 4
     assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize(("worth", "sizes"), [(64 * 48, {64}), (32 * 32, {64, 32}), (0, {64, 48, 32, 16, 4})])
+def test_a_smaller_graph_is_made_where_it_saves_more_than_it_costs(captures, monkeypatch, worth, sizes):
+    """A sample falls at every step: at step 32, 32 rows are left and 32 steps to go, so 32 rows less save 32 * 32."""
+    monkeypatch.setattr(sweep, "WORTH", max(0, worth - 1))
+    found = {(sample, 0): [sample + 1] for sample in range(64)}
+    _, toy = by_graph(64, found, found, tries_of(64, 1), 64)
+    assert {len(batch) for batch in toy.rows} == sizes
 
 
 def test_a_batch_is_never_wider_than_the_slots(captures):
@@ -142,6 +152,7 @@ def test_what_cannot_be_captured_is_said_once_and_goes_on_plainly(monkeypatch):
 
 def test_a_capture_that_fails_late_goes_on_from_where_it_is(captures, monkeypatch):
     """The first size is captured, the next one is not."""
+    monkeypatch.setattr(sweep, "WORTH", 0)
     said, good = [], graphs.record
     monkeypatch.setattr(graphs, "record", lambda work: no_capture(work) if captures else good(work))
     found = {(sample, 0): [sample + 1] for sample in range(64)}
