@@ -16,7 +16,7 @@ from pixelpart import losses
 from pixelpart.config import write_fraction
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.types import Images, Labels, Logits, Model, PerSample
+from pixelpart.types import Flags, Images, Labels, Logits, Model, PerSample
 
 Doubts = list[str]
 
@@ -26,6 +26,8 @@ REBATCHING = 1e-3  # the same for other batch sizes, which may take other kernel
 CHANCE = 1e-3  # how probable a difference between two shares may be if there is none
 STEP = 1 / 255  # by which a gradient is followed, to see whether its loss rises
 DOWN = 0.25  # share of the images at which it may fall instead: none on honest models, half where the way is random
+NEAR = 1e-4  # by which it is followed, to see whether the margin rises as fast as it tells
+OFF = 0.5  # by how much of that it may be off; honest models are by 1 %, and at most DOWN of the images may be off more
 SQUARE = 0.002  # share of images that Square may break of what gradients left standing; AutoAttack warns from there on
 
 TRAIN_MODE = "the model came in train mode, with dropout or batch norm in it; it was judged in eval mode"
@@ -150,6 +152,12 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
         if count:
             where = f"{count} of {int(right.sum())} images that are right"
             doubts.append(f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there")
+    off = int((right & _misleads(model, x, y, grads["margin"])).sum())
+    if off > DOWN * int(right.sum()):
+        doubts.append(
+            f"the margin does not rise along its gradient as that tells at {off} of {int(right.sum())} images that are "
+            "right: it is not the gradient of this function (a straight-through estimate, or wrong)"
+        )
     with torch.no_grad():
         stepped = model((x + STEP * grads["cross-entropy"].sign()).clamp(0, 1))
     falls = int((right & (_odds(stepped, y) < _odds(logits, y))).sum())
@@ -159,6 +167,18 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
             "are right: an attack by it is led astray"
         )
     return doubts
+
+
+@torch.no_grad()
+def _misleads(model: Model, x: Images, y: Labels, grad: Images) -> Flags:
+    """Where the margin m changes otherwise than told, by steps of NEAR both ways along the gradient's sign.
+
+    Told is (x_1 - x_0) . grad, and |m(x_1) - m(x_0) - told| <= OFF told for an honest gradient; one of 0 tells nothing.
+    """
+    ends = [(x + step * grad.sign()).clamp(0, 1) for step in (-NEAR, NEAR)]
+    low, high = (losses.margin(model(end).double(), y) for end in ends)
+    told = ((ends[1] - ends[0]).double() * grad).flatten(1).sum(1)
+    return (high - low - told).abs() > OFF * told
 
 
 def _odds(logits: Logits, y: Labels) -> PerSample:
