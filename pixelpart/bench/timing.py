@@ -82,12 +82,13 @@ def compare(
     repeats: int,
     say: Say,
     against: Mapping[str, str] | None = None,
+    memory: bool = True,
 ) -> list[Row]:
     """A row for each way of doing the work; its baseline is the one named in `against`, else the first.
 
     A maker does what is done once (build, compile) and returns what is timed. The ways take turns, round by round, so
-    that a machine that slows down slows all of them. Memory is that of one way made and run alone, after the timing,
-    when cuDNN has its algorithms.
+    that a machine that slows down slows all of them. Memory, if it is asked for, is that of one way made and run alone,
+    after the timing, when cuDNN has its algorithms.
     """
     runs = {what: make() for what, make in makers.items()}
     times, calls = {what: list[float]() for what in makers}, {}
@@ -100,7 +101,7 @@ def compare(
             times[what].append(once(run, device, calls=calls[what]))
             say(f"{what}: {times[what][-1]:.1f} ms, {number + 1} of {repeats}")
     del runs, run
-    peaks = {what: peak_mib(make, device) for what, make in makers.items()}
+    peaks = {what: peak_mib(make, device) if memory else None for what, make in makers.items()}
     bases = against or dict.fromkeys(makers, next(iter(makers)))
     middle = {what: statistics.median(values) for what, values in times.items()}
     return [
