@@ -185,6 +185,7 @@ def table(cases: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default="", help="those whose name contains this (here: all)")
     parser.add_argument("--images", type=int, default=1000, help="of the test set, for each model")
     parser.add_argument("--seeds", type=int, default=2, help="of the reference; ours runs with seed 0")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -195,6 +196,9 @@ def main() -> None:
 
     deadline = time.monotonic() + 60 * args.minutes
     runs = [OWN, *(("reference", seed) for seed in range(args.seeds))]
+    cases = [name for name in CASES if args.cases in name]
+    if not cases:
+        parser.error(f"no case is named {args.cases!r}; choose from {'; '.join(CASES)}")
     starts = range(0, args.images, CHUNK)
     done: dict[tuple[Any, ...], dict[str, Any]] = {}
     context = get_context("spawn")
@@ -204,7 +208,7 @@ def main() -> None:
 
     with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
         waiting: dict[Future[dict[str, Any]], tuple[Any, ...]] = {}
-        for start, case, run in itertools.product(starts, CASES, runs):
+        for start, case, run in itertools.product(starts, cases, runs):
             stop = min(start + CHUNK, args.images)
             waiting[pool.submit(attack, case, *run, start, stop, args.models)] = case, run, start
         try:
@@ -231,7 +235,7 @@ def cancel(waiting: Iterable[Future[dict[str, Any]]]) -> None:
 def write(
     args: argparse.Namespace, done: dict[tuple[Any, ...], dict[str, Any]], runs: list[tuple[str, int]]
 ) -> dict[str, dict[str, Any]]:
-    cases = {case: compare(done, runs, case) for case in CASES}
+    cases = {case: compare(done, runs, case) for case in CASES if args.cases in case}
     content = {
         "what": "AutoAttack standard: ours, and pyautoattack at several seeds; robust accuracy, flags by test image",
         "asked": {"images": args.images, "seeds": args.seeds, "minutes": args.minutes, "chunk": CHUNK},
