@@ -89,7 +89,7 @@ def measure(found: argparse.Namespace) -> None:
     from pixelpart.world import joined, local_device
 
     use_network(found)
-    with joined() as world, (screen := Screen(quiet=found.quiet or not world.leads)).bars() as move:
+    with joined() as world, (screen := Screen(quiet=found.quiet or not world.leads)).bars("tries") as move:
         result = run_evaluation(
             found.model,
             attacks=found.attacks,

@@ -72,6 +72,8 @@ def resolve(
         data = config.dataset
     elif isinstance(data, str):
         sets.use(data)  # the caller named it, so it may be code
+    if config is not None and isinstance(data, str):
+        _check_classes(data, config)
     x, y, named = _test_images(data, images=images, root=root)
 
     place = _place(subject, device)
@@ -97,6 +99,13 @@ def resolve(
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
     return Subject(model, Pictures(x, y, place), tags | named, folder, doubts, config)
+
+
+def _check_classes(data: str, config: Config) -> None:
+    """Labels of a folder are the places of its classes' names, so these have to be the ones that the model learned."""
+    if config.classes and data.startswith("folder:") and (there := sets.find(data).classes) != config.classes:
+        named = " and ".join(", ".join(names) for names in (there, config.classes))
+        raise UserError(f"{data} has other classes than the model learned: {named}")
 
 
 def _kind(subject: Any) -> Kind:

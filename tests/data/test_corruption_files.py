@@ -107,6 +107,9 @@ def broken(folder, what):
             (folder / "fog.npy").write_bytes(b"")
         case "pickle":
             np.save(folder / "fog.npy", np.array([{}], object), allow_pickle=True)
+        case "head":
+            content = (folder / "fog.npy").read_bytes()
+            (folder / "fog.npy").write_bytes(content.replace(b"{", b"z", 1))
         case "absent":
             (folder / "fog.npy").unlink()
 
@@ -125,6 +128,7 @@ def broken(folder, what):
         ("text", "fog.npy is damaged, or not an array of numpy"),
         ("empty", "fog.npy is damaged, or not an array of numpy"),
         ("pickle", "fog.npy is damaged, or not an array of numpy"),
+        ("head", "fog.npy is damaged, or not an array of numpy"),
         ("absent", "lacks fog.npy"),
     ],
 )

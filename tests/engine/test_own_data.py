@@ -72,6 +72,17 @@ def test_a_run_does_not_go_on_with_other_classes(photos, capsys):
     assert told in capsys.readouterr().err
 
 
+def test_a_model_is_not_evaluated_on_other_classes(photos, capsys):
+    assert cli.main(["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]) == 0
+    shutil.copytree(photos, photos.with_name("others"))
+    evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet", "--data", "folder:others@16"]
+    assert cli.main(evaluate) == 0
+    shutil.rmtree(photos.with_name("others") / "dark")  # what was 1 would be 0
+    assert cli.main(evaluate) == 2
+    told = "folder:others@16 has other classes than the model learned: light, middle and dark, light, middle"
+    assert told in capsys.readouterr().err
+
+
 def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsys):
     (photos / "dark" / "bad.jpg").write_bytes(b"x")
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
