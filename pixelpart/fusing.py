@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pixelpart import kernels  # noqa: F401 (makes torch.ops.pixelpart)
+from pixelpart.inplace import OPERATIONS
 from pixelpart.kernels.stem import suits
 
 CONV_RELU, CONV_ADD_RELU = torch.ops.pixelpart.conv_relu.default, torch.ops.pixelpart.conv_add_relu.default
 STEM, RESIDUAL = torch.ops.pixelpart.stem.default, torch.ops.pixelpart.residual.default
 RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
-SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+SUMS, SUMS_IN_PLACE = (operator.add, torch.add, "add"), (OPERATIONS["iadd"], "add_")
 
 
 def fuse_relus(network: fx.GraphModule) -> None:
@@ -85,8 +86,9 @@ def _fuse_relu(network: fx.GraphModule, modules: dict[str, nn.Module], relu: Any
     source = relu.args[0]
     if (conv := _convolution(source, modules)) is not None:
         return _replace(network, [relu, source], CONV_RELU, conv.stride[0], conv.padding[0])
-    if source.target in SUMS and len(source.args) == 2 and not source.kwargs and len(source.users) == 1:
-        for part, other in (source.args, source.args[::-1]):
+    if source.target in SUMS + SUMS_IN_PLACE and len(source.args) == 2 and not source.kwargs and len(source.users) == 1:
+        # What is changed in place may be read elsewhere: it has to be the convolution, which is not.
+        for part, other in (source.args, source.args[::-1])[: 1 if source.target in SUMS_IN_PLACE else 2]:
             if (conv := _convolution(part, modules)) is not None and isinstance(other, fx.Node) and other is not part:
                 return _replace(network, [relu, source, part], CONV_ADD_RELU, other, conv.stride[0], conv.padding[0])
     return []

@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from pixelpart.fusing import fuse_relus
+from pixelpart.inplace import Tracer
 
 
 class Unreadable(Exception):
@@ -58,10 +59,10 @@ class Traced:
         widen: bool = False,
         fuse: bool = False,
     ) -> None:
-        tracer = fx.Tracer()
+        tracer = Tracer()
         tracer.traced_func_name = method
         skeleton = copy.deepcopy(skeleton)  # folding changes its modules
-        if any(module._forward_hooks or module._forward_pre_hooks for module in skeleton.modules()):
+        if any(map(_has_hooks, skeleton.modules())):
             raise Unreadable("a graph would leave the model's hooks out")
         if any(map(is_parametrized, skeleton.modules())):
             raise Unreadable("its weights are made anew at every pass")
@@ -122,6 +123,8 @@ class Traced:
         if not layers:
             raise Unreadable("it has no convolution or linear layer")
         (first, _), *others = layers
+        if first.target in {node.target for node, _ in others}:
+            raise Unreadable("its first layer is used again, further on")
         with graph.inserting_after(first):
             cast = graph.call_method("to", (first, dtype))
         first.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
@@ -156,6 +159,10 @@ class Traced:
             made[f"{norm}.scale"], made[f"{norm}.shift"] = _scale_and_shift(live, norm, eps)
         full = {name: made[name] if name in made else live[name] for name in self.names}
         return {name: tensor.to(self.narrowed.get(name, tensor.dtype)) for name, tensor in full.items()}
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def _behind(node: Any) -> set[Any]:

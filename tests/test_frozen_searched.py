@@ -177,8 +177,18 @@ def test_in_bf16_a_pixelpart_classifier_keeps_its_head_in_fp32():
     assert logits.dtype == torch.float32
 
 
-def test_two_layers_that_read_the_pixels_are_folded_in_fp32_alone():
-    model = ReadsPixelsTwice().eval()
+class FirstLayerAgain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.same, self.fc = nn.Conv2d(3, 3, 3), nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.fc(self.same(self.same(x).relu()).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("make", [ReadsPixelsTwice, FirstLayerAgain])
+def test_two_layers_that_read_the_pixels_and_a_first_one_used_again_are_folded_in_fp32_alone(make):
+    model = make().eval()
     assert searched(model, dtype=torch.bfloat16) is None
     assert torch.allclose(searched(model)(images().float()), model(images().float()), atol=1e-6)
 

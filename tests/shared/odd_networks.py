@@ -157,6 +157,12 @@ class WithHook(Net):
         self.conv.register_forward_hook(double)
 
 
+class WithBackwardHook(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv.register_full_backward_hook(double_back)
+
+
 class Parametrized(Net):
     """Its convolution's weight is made anew at every pass."""
 
@@ -178,6 +184,10 @@ class PlainTensor(Net):
 
 def double(module, inputs, output):
     return 2 * output
+
+
+def double_back(module, given, grads):
+    return tuple(grad if grad is None else 2 * grad for grad in given)
 
 
 class TheirNet(nn.Module):
@@ -228,6 +238,7 @@ UNREADABLE = {
     "branching, module with two names": BranchingTwoNames,
     "asks for its input's length": AsksForLength,
     "with a hook": WithHook,
+    "with a hook for gradients": WithBackwardHook,
     "parametrized": Parametrized,
     "plain tensor": PlainTensor,
 }

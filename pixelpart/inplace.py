@@ -1,0 +1,48 @@
+"""x += y as torch.fx is to see it: by itself it reads x + y, and who else holds x would not see it change."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+NAMES = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
+    *("iand", "ior", "ixor", "ilshift", "irshift"),
+)
+
+
+def _own(name: str) -> Callable[[Any, Any], Any]:
+    """The operator as a function of ours: for its own fx writes a statement, which would change a number's name too."""
+    operation = getattr(operator, name)
+
+    def own(left: Any, right: Any) -> Any:
+        return operation(left, right)
+
+    own.__name__ = name
+    return own
+
+
+OPERATIONS = {name: _own(name) for name in NAMES}
+
+
+class Tracer(fx.Tracer):
+    """fx's, with the operators above."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
+class _Proxy(fx.Proxy):
+    pass
+
+
+def _method(operation: Callable[[Any, Any], Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    def method(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    return method
+
+
+for _name, _operation in OPERATIONS.items():
+    setattr(_Proxy, f"__{_name}__", _method(_operation))

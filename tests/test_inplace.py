@@ -1,0 +1,93 @@
+"""Networks that change tensors in place while others hold them, as eager code does."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fused import fused, logits_and_gradient, net, stir
+from pixelpart.frozen import Folding, Working
+from pixelpart.inplace import OPERATIONS
+
+
+class Held:
+    """Networks in which what is changed goes by another name too."""
+
+    def plus(self, x):
+        out = self.b(F.relu(self.a(x)))
+        held = out
+        out += self.c(out.relu())
+        return F.relu(out) + held
+
+    def times(self, x):
+        out = self.b(F.relu(self.a(x)))
+        held = out
+        out *= 2
+        return F.relu(out + self.c(held))
+
+    def less(self, x):
+        out = self.b(F.relu(self.a(x)))
+        held = out.flatten(2)
+        out -= 0.5
+        return F.relu(out) + held.view(out.shape)
+
+    def over(self, x):
+        out = self.b(F.relu(self.a(x)))
+        held = [out]
+        out /= 3
+        return F.relu(out) - held[0]
+
+    def plus_by_a_method(self, x):
+        out = F.relu(self.a(x))
+        held = 1.5 * out
+        return F.relu(held.add_(self.b(out))) + held
+
+    def a_number(self, x):
+        """Numbers are not changed in place: the name is given to another."""
+        n = x.size(1)
+        held = n
+        n += 1
+        return F.relu(self.b(F.relu(self.a(x)))) * n + held
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("name", [name for name in vars(Held) if not name.startswith("_")])
+def test_a_view_sees_what_the_network_sees(name, fuse):
+    model = stir(net(vars(Held)[name])).double().eval()
+    x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    folding = Folding(model, fuse=fuse)
+    assert folding.folded
+    for mine, theirs in zip(
+        logits_and_gradient(folding(), x), logits_and_gradient(copy.deepcopy(model), x), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Held) if not name.startswith("_")])
+def test_so_does_the_training_pass(name):
+    model = stir(net(vars(Held)[name])).train()
+    x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(8))
+    expected = model(x)
+    assert (Working(model, dtype=torch.bfloat16)(x) - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_a_convolution_that_is_added_to_in_place_is_still_fused():
+    def trunk(self, x):
+        first = F.relu(self.a(x))
+        out = self.b(F.relu(self.b(first)))
+        out += first
+        return self.inplace(out)
+
+    assert fused(Folding(net(trunk), fuse=True)) == {"conv_relu": 1, "residual": 1}
+    assert fused(Folding(net(trunk), dtype=torch.bfloat16, fuse=True)) == {"stem": 1, "residual": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "expected"), [("iadd", 2, 9), ("isub", 2, 5), ("ipow", 2, 49), ("imod", 2, 1)]
+)
+def test_each_operator_is_itself(name, right, expected):
+    number = torch.tensor(7)
+    assert OPERATIONS[name](number, right) is number
+    assert number == expected
+    assert OPERATIONS[name](7, right) == expected
