@@ -223,6 +223,15 @@ def test_a_sum_with_an_image_of_one_pixel_computes_the_same():
     check(net(trunk), BF16)
 
 
+def test_so_does_a_convolution_of_one_pixel_added_to_an_image():
+    def trunk(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.c(out.mean((2, 3), keepdim=True)) + out)
+
+    assert check(net(trunk)) == {"conv_relu": 1, "conv_add_relu": 1}
+    assert check(net(trunk), BF16) == {"stem": 1, "conv_add_relu": 1}
+
+
 def test_a_fused_view_follows_the_live_weights_and_shows_another_model():
     model, other = stir(models.build("tiny-cnn")), stir(models.build("tiny-cnn"))
     x = torch.rand(2, 3, 16, 16)

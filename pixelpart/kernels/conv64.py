@@ -57,6 +57,10 @@ def _run(
     for tensor in (x, weight, other, rectified):
         if tensor is not None and not _fits(tensor):
             raise cuda.Refused("not bf16, channels last and aligned")
+    if any(tensor is not None and tensor.shape != x.shape for tensor in (other, rectified)):
+        raise cuda.Refused("not one number for every pixel and channel")
+    if bias is not None and bias.dtype != torch.bfloat16:
+        raise cuda.Refused("a bias that is not bf16")
     defines = ("FORWARD", ahead), ("WIDTH", width), ("ROWS", rows)
     kernel = cuda.kernel("conv64", HEAD, defines, SHARED, x.device)
     if kernel is None:

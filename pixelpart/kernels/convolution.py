@@ -28,7 +28,7 @@ def conv_add_relu(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, stride
     """relu(conv(x, weight) + bias + other)"""
     if (out := _of_64(x, weight, bias, other, stride, padding)) is not None:
         return out
-    if x.is_cuda:
+    if x.is_cuda and other.shape == _size(x, weight, stride, padding):
         args = [stride] * 2, [padding] * 2, [1, 1], 1
         return torch.cudnn_convolution_add_relu(x, weight, other, 1.0, bias, *args)
     return F.conv2d(x, weight, bias, stride, padding).add(other).relu()
@@ -51,7 +51,8 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Ten
 
 @conv_add_relu.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, stride: int, padding: int) -> Tensor:
-    return torch.empty_like(F.conv2d(x, weight, bias, stride, padding))
+    out = F.conv2d(x, weight, bias, stride, padding)
+    return torch.empty_like(out if out.shape == other.shape else out + other)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -63,7 +64,8 @@ def _input_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient behind the ReLU, and what the convolution sends back of it."""
     x, weight, output = ctx.saved_tensors
     grad = torch.where(output > 0, grad, 0)
-    return grad, _conv_backward(grad, x, weight, ctx.stride, ctx.padding)
+    arriving = grad.sum_to_size(_size(x, weight, ctx.stride, ctx.padding))  # smaller where it was added to many pixels
+    return grad, _conv_backward(arriving, x, weight, ctx.stride, ctx.padding)
 
 
 def _conv_relu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -172,6 +174,12 @@ def _scattered(values: Tensor, like: Tensor, stride: int) -> Tensor:
     n, c, h, w = values.shape
     gaps = F.pad(values[:, :, :, None, :, None], (0, stride - 1, 0, 0, 0, stride - 1))
     return gaps.reshape(n, c, h * stride, w * stride)[:, :, : like.shape[2], : like.shape[3]]
+
+
+def _size(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[int, ...]:
+    """The shape of what a convolution gives."""
+    (n, _, *sizes), (channels, _, *kernel) = x.shape, weight.shape
+    return n, channels, *((size + 2 * padding - k) // stride + 1 for size, k in zip(sizes, kernel, strict=True))
 
 
 def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

@@ -91,6 +91,20 @@ def test_where_it_is_not_to_be_had_others_take_its_place(monkeypatch: pytest.Mon
     assert asked == (["conv64"] * 2 if made == "refused" else [])
 
 
+@pytest.mark.parametrize("odd", ["other", "rectified", "bias"])
+def test_it_does_not_read_beyond_what_is_smaller_than_an_image(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    x, weight, bias = numbers(2, 64, 8, 8, device="cpu"), numbers(64, 64, 3, 3, device="cpu"), numbers(64, device="cpu")
+    pixel = numbers(2, 64, 1, 1, device="cpu")
+    monkeypatch.setattr(cuda, "kernel", lambda *_: pytest.fail("asked for"))
+    calls = {
+        "other": lambda: conv64.forward(x, weight, bias, pixel),
+        "rectified": lambda: conv64.backward(x, weight, pixel, None),
+        "bias": lambda: conv64.forward(x, weight, bias.float(), None),
+    }
+    with pytest.raises(cuda.Refused):
+        calls[odd]()
+
+
 def test_without_compiler_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "0.0")
     cuda._compiler.cache_clear()
