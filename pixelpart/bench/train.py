@@ -116,7 +116,7 @@ def our_maker(
     """
 
     def make() -> Run:
-        phase, step = our_step(config, device, say, network=network)
+        phase, step = our_step(config, device, say, network=network, size=size)
         inputs = step_inputs(config, phase, device, size=size, classes=classes)
         return lambda: step(inputs)
 
@@ -124,11 +124,13 @@ def our_maker(
 
 
 def our_step(
-    config: Config, device: torch.device, say: Say, *, network: Classifier | None = None
+    config: Config, device: torch.device, say: Say, *, network: Classifier | None = None, size: int = 32
 ) -> tuple[Phase, Callable[[StepInputs], None]]:
     """The phase that follows burn-in, and its step on a new learner."""
     plan = build(config)
-    learner = Learner(copy.deepcopy(network) if network is not None else plan.model, config, device)
+    learner = Learner(copy.deepcopy(network) if network is not None else plan.model, config, device, size=size)
+    if config.precision != "fp32" and not learner.narrow:
+        say(f"{config.model} cannot be computed in {config.precision}: this is fp32")
     learner.lr.fill_(config.optim.lr)
     step: Callable[..., None] = train_step
     if device.type == "cuda":

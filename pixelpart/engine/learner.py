@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart.config import Config
+from pixelpart.data import find
 from pixelpart.engine.averaging import Average
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.perturbation import perturbed
-from pixelpart.frozen import PRECISIONS, Folding, Working
+from pixelpart.engine.view import view_in
+from pixelpart.frozen import PRECISIONS, Working
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
 
@@ -43,15 +45,14 @@ class Tally:
 class Learner:
     """`model` holds the weights, `network` computes with them in train mode, `freeze()` shows them to the attack."""
 
-    def __init__(self, model: Classifier, config: Config, device: torch.device) -> None:
+    def __init__(self, model: Classifier, config: Config, device: torch.device, *, size: int | None = None) -> None:
+        """`size` of the images, if it is not that of the data set."""
         self.model = model.to(device).train()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        dtype = PRECISIONS[config.precision]
-        self.freeze = Folding(self.model, dtype=dtype, fuse=dtype is not None and device.type == "cuda")
-        self.narrow = dtype is not None and self.freeze.folded
-        self.network: Callable[[Tensor], Tensor] = (
-            Working(self.model, dtype=dtype) if dtype and self.narrow else self.model
-        )
+        size = size or find(config.dataset).size
+        self.freeze, dtype = view_in(PRECISIONS[config.precision], self.model, size=size, device=device)
+        self.narrow = dtype is not None
+        self.network: Callable[[Tensor], Tensor] = Working(self.model, dtype=dtype) if dtype else self.model
         self.average = Average(self.model, config.ema) if config.ema else None
         self.tally = Tally(device)
         self.lr = torch.zeros((), device=device)

@@ -229,6 +229,8 @@ class Trainer:
             self.say(
                 f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
             )
+        elif config.precision != "fp32" and not self.learner.narrow:
+            self.say(f"{config.model}: it cannot be computed in {config.precision}: all is computed in fp32")
 
     def say(self, line: str) -> None:
         if self.world.leads:
