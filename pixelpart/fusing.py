@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pixelpart import kernels  # noqa: F401 (makes torch.ops.pixelpart)
-from pixelpart.inplace import OPERATIONS
 from pixelpart.kernels.stem import suits
+from pixelpart.tracer import OPERATIONS
 
 CONV_RELU, CONV_ADD_RELU = torch.ops.pixelpart.conv_relu.default, torch.ops.pixelpart.conv_add_relu.default
 STEM, RESIDUAL = torch.ops.pixelpart.stem.default, torch.ops.pixelpart.residual.default

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from pixelpart.fusing import fuse_relus
-from pixelpart.inplace import Tracer
+from pixelpart.tracer import Tracer
 
 
 class Unreadable(Exception):

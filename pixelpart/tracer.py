@@ -1,10 +1,14 @@
-"""x += y as torch.fx is to see it: by itself it reads x + y, and who else holds x would not see it change."""
+"""torch.fx's tracer with two things that it leaves out.
+
+x += y: by itself it reads x + y, and who else holds x would not see it change. And hooks of torch's own layers, which
+it does not run: a model is read up to a layer by a hook that stops there.
+"""
 
 import operator
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 NAMES = (
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
@@ -27,10 +31,19 @@ OPERATIONS = {name: _own(name) for name in NAMES}
 
 
 class Tracer(fx.Tracer):
-    """fx's, with the operators above."""
+    """fx's, with the operators above, and with hooks that look at what a layer gives."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        out = super().call_module(m, forward, args, kwargs)
+        if self.is_leaf_module(m, self.path_of_module(m)):
+            for hook in m._forward_hooks.values():
+                hook(m, args, out)
+        return out
 
 
 class _Proxy(fx.Proxy):

@@ -1,14 +1,16 @@
-"""Networks that change tensors in place while others hold them, as eager code does."""
+"""What torch.fx by itself would not see: tensors changed in place while others hold them, and a stop at a layer."""
 
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fused import fused, logits_and_gradient, net, stir
+from pixelpart import models
 from pixelpart.frozen import Folding, Working
-from pixelpart.inplace import OPERATIONS
+from pixelpart.tracer import OPERATIONS
 
 
 class Held:
@@ -91,3 +93,25 @@ def test_each_operator_is_itself(name, right, expected):
     assert OPERATIONS[name](number, right) is number
     assert number == expected
     assert OPERATIONS[name](7, right) == expected
+
+
+class Ending(nn.Module):
+    """Its last layer before the pooling is one of torch's own."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last, self.fc = nn.Conv2d(3, 16, 3, padding=1), last, nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.fc(self.last(F.relu(self.first(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("last", [nn.Identity(), nn.ReLU(), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3)], ids=str)
+def test_features_may_end_at_any_layer(last, dtype):
+    module = stir(Ending(copy.deepcopy(last))).eval()
+    folding = Folding(models.wrap(module, features="last", head="fc"), dtype=dtype)
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(8))
+    assert folding.folded
+    close = {} if dtype is None else {"rtol": 0.02, "atol": 0.01}
+    torch.testing.assert_close(folding()(x), module(x), **close)
