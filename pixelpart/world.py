@@ -26,24 +26,42 @@ class World:
         """Whether this process is the one that writes to disk and to the screen."""
         return self.rank == 0
 
+    def share(self, n: int) -> slice:
+        """This process's slice of a batch of n images; all of it where there is not one for every process."""
+        return self.slice(n) if n >= self.size else slice(0, n)
+
     def slice(self, n: int) -> slice:
         """This process's share of n rows: contiguous, and within one row of every other share."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
-    def any_of(self, flags: "Tensor") -> "Tensor":
-        """The flags that are set in any process, in all of them."""
+    def total(self, tensor: "Tensor") -> "Tensor":
+        """The sum of what the processes have, in all of them."""
         if self.size == 1:
-            return flags
+            return tensor
         import torch.distributed as dist
 
-        counts = flags.int()
-        dist.all_reduce(counts)
-        return counts > 0
+        summed = tensor.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    def wait(self) -> None:
+        """Returns when every process is here."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.barrier()
+
+    def any_of(self, flags: "Tensor") -> "Tensor":
+        """The flags that are set in any process, in all of them."""
+        return flags if self.size == 1 else self.total(flags.int()) > 0
 
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """The world of this process: alone, or one of those that torchrun has started, which are connected meanwhile."""
+    """The world of this process: alone, or one of those that torchrun has started, which are connected meanwhile.
+
+    A caller who has connected them already is left to it.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World()
@@ -52,7 +70,10 @@ def joined() -> Iterator[World]:
 
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    if dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size())
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if dist.is_nccl_available() and local_device() else "gloo")
     try:
         yield World(dist.get_rank(), size)
     finally:

@@ -124,6 +124,8 @@ def run_command(words):
             assert cli.main(words[1:]) == 0, shlex.join(words)
         if out:
             out.write_text(said.getvalue())
+    elif words[0] == "torchrun":
+        run_command(words[words.index("-m") + 1 :])
     elif words[0] == "make":
         for target in words[1:]:
             assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), flags=re.M), target

@@ -48,7 +48,10 @@ from pathlib import Path
 from pixelpart.world import joined
 with joined() as world:
     flags = torch.tensor([world.rank == 0, world.rank == 1, False])
-    Path(f"{world.rank}.said").write_text(f"{world} {world.any_of(flags).tolist()}")  # what both print may mix
+    with joined() as again:
+        again.wait()
+    said = f"{again} {world.any_of(flags).tolist()} {world.total(torch.arange(3)).tolist()}"
+    Path(f"{world.rank}.said").write_text(said)  # what both print may mix
 """
 
 
@@ -58,7 +61,7 @@ def test_processes_that_torchrun_starts_find_each_other(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "talk.py"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     lines = [path.read_text() for path in sorted(tmp_path.glob("*.said"))]
-    assert lines == [f"World(rank={rank}, size=2) [True, True, False]" for rank in range(2)]
+    assert lines == [f"World(rank={rank}, size=2) [True, True, False] [0, 2, 4]" for rank in range(2)]
 
 
 def test_a_process_has_the_gpu_of_its_number_if_there_are_so_many(monkeypatch):

@@ -112,7 +112,7 @@ class Loader:
 
         torch hands a pinned block out again only once the copy from it is done.
         """
-        share = self.world.slice(self.global_size(step))
+        share = self.world.share(self.global_size(step))
         start = step * self.batch_size
         index = self.order(epoch)[start + share.start : start + share.stop]
         images = self._images[index if self._rows is None else self._rows[index]]

@@ -18,7 +18,7 @@ def step_inputs(
     """The step's batch with its draws, each made for the global batch, of which this process takes its part."""
     batch = loader.batch(epoch, step)
     whole = loader.global_size(step)
-    mine = loader.world.slice(whole)
+    mine = loader.world.share(whole)
 
     def generator(stream: str) -> torch.Generator:
         return draws.generator(config.seed, stream, epoch, step, device=loader.device)

@@ -8,12 +8,16 @@ from torch import Tensor, nn
 from pixelpart.config import Config
 from pixelpart.data import find
 from pixelpart.engine.averaging import Average
+from pixelpart.engine.distributed import average_gradients, average_statistics, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.perturbation import perturbed
 from pixelpart.engine.view import view_in
 from pixelpart.frozen import PRECISIONS, Working
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
+from pixelpart.world import World
+
+ALONE = World()
 
 
 class Tally:
@@ -37,16 +41,30 @@ class Tally:
         )
         self.sums += n * torch.stack([value.detach().double() for value in values])
 
-    def read(self) -> dict[str, float]:
-        """The sums as numbers; waits for the device."""
-        return dict(zip(self.FIELDS, self.sums.tolist(), strict=True))
+    def read(self, world: World = ALONE) -> dict[str, float]:
+        """The sums over all processes, as numbers; waits for the device."""
+        return dict(zip(self.FIELDS, world.total(self.sums).tolist(), strict=True))
+
+    def gather(self, world: World) -> None:
+        """The process that leads takes the sums of all, the others begin anew: as it is after a checkpoint is read."""
+        total = world.total(self.sums)
+        self.sums.copy_(total if world.leads else torch.zeros_like(total))
 
 
 class Learner:
     """`model` holds the weights, `network` computes with them in train mode, `freeze()` shows them to the attack."""
 
-    def __init__(self, model: Classifier, config: Config, device: torch.device, *, size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Classifier,
+        config: Config,
+        device: torch.device,
+        world: World = ALONE,
+        *,
+        size: int | None = None,
+    ) -> None:
         """`size` of the images, if it is not that of the data set."""
+        self.world = world
         self.model = model.to(device).train()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = size or find(config.dataset).size
@@ -59,15 +77,20 @@ class Learner:
         self.optimizer = OPTIMIZERS[config.optim.name](self.model, self.lr, config.optim)
         self.clip = config.optim.clip
 
-    def descend(self, objective: Callable[[], Tensor], *, awp: float = 0.0) -> Tensor:
-        """One step of the optimiser down the objective's gradient, taken at weights perturbed by `awp`; the loss."""
+    def descend(self, objective: Callable[[], Tensor], *, n: int, awp: float = 0.0) -> Tensor:
+        """One step of the optimiser down the objective's gradient, taken at weights perturbed by `awp`; the loss.
+
+        The objective is a mean over n images; where other processes have images too, the step is that of all of them.
+        """
         self.optimizer.zero_grad()
-        with perturbed(self.model, objective, gamma=awp):
+        with perturbed(self.model, objective, gamma=awp, agree=lambda grads: means(grads, n, self.world)):
             loss = objective()
             loss.backward()
+        average_gradients(self.model, n, self.world)
         if self.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
+        average_statistics(self.model, n, self.world)
         if self.average is not None:
             self.average.update()
         return loss

@@ -18,8 +18,14 @@ def maps_of(learner: Learner, phase: Phase, x: Images, y: Labels) -> Map:
 
 
 def renew(store: MaskStore, learner: Learner, phase: Phase, loader: Loader, *, chunk: int) -> None:
-    """Fills the store with the present model's maps of all training images, so many at a time."""
-    device = store.maps.device
-    for index in torch.arange(len(loader)).split(chunk):
+    """Fills the store with the present model's maps of all training images, so many at a time.
+
+    Several processes make a part each.
+    """
+    device, world = store.maps.device, loader.world
+    store.maps.zero_()
+    for index in torch.arange(len(loader))[world.slice(len(loader))].split(chunk):
         x, y = place(*loader.take(index), device=device)
         store.put(index.to(device), maps_of(learner, phase, x, y))
+    if world.size > 1:
+        store.maps.copy_(world.total(store.maps))

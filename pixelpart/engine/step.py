@@ -62,7 +62,7 @@ def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
     x_adv = phase.attack(model, x, away_from, budget, start=start)  # Algorithm 2
 
     # Algorithm 3, line 8
-    loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, target), awp=phase.awp)
+    loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, target), n=len(y), awp=phase.awp)
     learner.tally.add(loss, budget, dead, n=len(y), middle=middle)
 
 

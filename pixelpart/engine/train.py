@@ -1,9 +1,9 @@
 """The run: epochs of steps, a row of metrics after each, checkpoints from which it goes on as if never stopped."""
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -22,14 +22,14 @@ from pixelpart.engine.maps import maps_of, renew
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import train_step
 from pixelpart.engine.stopping import stop_requests
-from pixelpart.errors import Diverged
+from pixelpart.errors import Diverged, UserError
 from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
 from pixelpart.precision import full_precision
 from pixelpart.progress import Meter, Screen
 from pixelpart.run import Run
 from pixelpart.runfolder import RunFolder
-from pixelpart.world import World
+from pixelpart.world import World, joined, local_device
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
 CHECK_STEPS = 50  # how often the flag for a loss that is not finite is read
@@ -48,15 +48,20 @@ def train(
     """Trains what the config says into the folder `out`, or goes on with the run that is there; returns it opened.
 
     Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped. On a GPU the step
-    is compiled and captured unless `fast` is False; the numbers differ by rounding alone.
+    is compiled and captured unless `fast` is False; the numbers differ by rounding alone. Processes that torchrun has
+    started share every batch.
     """
     config = sets.settled(config)
     plan = build(config)
     folder = RunFolder(out)
     folder.check(config)
-    trainer = Trainer(plan, folder, choose_device(device), screen or Screen(), World(), data_root=data_root, fast=fast)
-    with folder.locked():
-        trainer.run(save_seconds)
+    with joined() as world:
+        place, screen = choose_device(device or local_device()), screen or Screen()
+        shown = screen if world.leads else Screen(quiet=True)
+        trainer = Trainer(plan, folder, place, shown, world, data_root=data_root, fast=fast)
+        with folder.locked() if world.leads else nullcontext():
+            trainer.run(save_seconds)
+        world.wait()  # for what the first one writes
     return Run(folder.path)
 
 
@@ -77,11 +82,13 @@ class Trainer:
         config = plan.config
         self.plan, self.config, self.folder, self.device = plan, config, folder, device
         self.screen, self.world = screen, world
-        self.learner = Learner(plan.model, config, device)
+        if config.batch_size < world.size:
+            raise UserError(f"batch_size {config.batch_size} leaves some of {world.size} processes without an image")
+        self.learner = Learner(plan.model, config, device, world)
         self.step: Callable[..., None] = train_step
         self.measure: probe.Measure = functools.partial(probe.measure, self._judged, config)
         self.chunk = self.probed_at_once = 1024 if device.type == "cuda" else 128
-        if fast and device.type == "cuda":
+        if fast and device.type == "cuda" and world.size == 1:
             self.go_fast()
 
         self.loader, self.probes = sets.load(config, data_root, device=device, world=world, screen=screen)
@@ -103,7 +110,10 @@ class Trainer:
         steps, epochs = self.loader.steps, self.config.epochs
         self.folder.check(self.config)
         self.at = self.checkpoints.resume(steps, len(self.loader))
-        self.folder.claim(self.config)
+        if self.world.leads:
+            self.folder.claim(self.config)
+        else:
+            self.learner.tally.sums.zero_()  # what was saved are the sums of all
         if self.at.step == steps * epochs:
             self.say(f"{self.folder.path} is finished: {epochs} epochs")
             return
@@ -114,18 +124,18 @@ class Trainer:
             saved = time.monotonic()
             for epoch in range(self.at.step // steps, epochs):
                 for _ in self.steps_of(epoch, move):
-                    late = time.monotonic() - saved > save_seconds
-                    if (stop.is_set() or late) and self.at.step % steps:
-                        self.checkpoints.save(self.at)
+                    stopped, late = self.agreed(stop.is_set(), time.monotonic() - saved > save_seconds)
+                    if (stopped or late) and self.at.step % steps:
+                        self.save()
                         saved = time.monotonic()
-                        self.leave(stop)
+                        self.leave(stopped)
                 self.finish_epoch(epoch)
-                late = time.monotonic() - saved > save_seconds
-                if stop.is_set() or late or epoch + 1 == epochs or self.checkpoints.keeps(epoch + 1):
-                    self.checkpoints.save(self.at)
+                stopped, late = self.agreed(stop.is_set(), time.monotonic() - saved > save_seconds)
+                if stopped or late or epoch + 1 == epochs or self.checkpoints.keeps(epoch + 1):
+                    self.save()
                     saved = time.monotonic()
                 if epoch + 1 < epochs:
-                    self.leave(stop)
+                    self.leave(stopped)
 
     def steps_of(self, epoch: int, move: Meter) -> Iterator[None]:
         """Takes the remaining steps of an epoch, one for every turn of the caller's loop."""
@@ -141,7 +151,8 @@ class Trainer:
             )
             self.learner.lr.fill_(rate)
             inputs = step_inputs(self.config, phase, self.loader, self.store, epoch=epoch, step=step)
-            draws.seed_torch(self.config.seed, "network", epoch, step)
+            stream = f"network of process {self.world.rank}" if self.world.rank else "network"
+            draws.seed_torch(self.config.seed, stream, epoch, step)
             self.step(self.learner, phase, inputs)
             self.at.step += 1
             self.at.forked_here = False
@@ -160,7 +171,7 @@ class Trainer:
     def finish_epoch(self, epoch: int) -> None:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
         trained = time.monotonic() - self.began
-        sums = self.learner.tally.read()
+        sums = self.learner.tally.read(self.world)
         readings = {
             name: probe.read(self.measure, x, y, seed=self.config.seed, stream=name, chunk=self.probed_at_once)
             for name, (x, y) in self.probes.items()
@@ -197,6 +208,14 @@ class Trainer:
 
     # -- parts
 
+    def agreed(self, *wishes: bool) -> list[bool]:
+        """The wishes that any process has, in all of them."""
+        return list(wishes) if self.world.size == 1 else self.world.any_of(torch.tensor(wishes)).tolist()
+
+    def save(self) -> None:
+        self.learner.tally.gather(self.world)
+        self.checkpoints.save(self.at)
+
     def _judged(self) -> Frozen:
         return self.learner.freeze(self.learner.judged)
 
@@ -205,7 +224,7 @@ class Trainer:
         return MaskStore(len(self.loader), maps_of(self.learner, self.plan.main, x, y).shape[1:], device=self.device)
 
     def check_finite(self) -> None:
-        if self.learner.tally.read()["broken_steps"]:
+        if self.learner.tally.read(self.world)["broken_steps"]:
             raise Diverged(f"the loss was not finite at or before step {self.at.step}; {self.checkpoints.last_good()}")
 
     def announce(self) -> None:
@@ -225,6 +244,8 @@ class Trainer:
             self.say(f"{len(self.skipped)} bad left out: {'; '.join(self.skipped[:3])}{more}")
         if isinstance(self.step, Captured):
             self.say("the step is compiled when it is first met: that takes up to two minutes")
+        if self.world.size > 1:
+            self.say(f"{self.world.size} processes share every batch; their steps run plainly, not from a graph")
         if not self.learner.freeze.folded:
             self.say(
                 f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
@@ -237,7 +258,7 @@ class Trainer:
             self.screen.say(line)
             self.folder.log(f"{datetime.now().isoformat(timespec='seconds')} {line}")
 
-    def leave(self, stop: threading.Event) -> None:
-        if stop.is_set():
+    def leave(self, stopped: bool) -> None:
+        if stopped:
             self.say(f"stopped after step {self.at.step}; the same command goes on from there")
             raise KeyboardInterrupt

@@ -39,7 +39,7 @@ def test_adamw_is_torchs_plain_one_in_a_loop_of_its_own():
     model = copy.deepcopy(learner.model)
     plain = torch.optim.AdamW(model.parameters(), lr=learner.lr.item(), betas=(0.8, 0.999), weight_decay=0.1)
     for mine, theirs in zip(losses_for(learner.model), losses_for(model), strict=True):
-        learner.descend(mine)
+        learner.descend(mine, n=1)
         plain.zero_grad()
         theirs().backward()
         plain.step()
@@ -68,7 +68,7 @@ def test_a_gradient_longer_than_the_limit_is_cut_to_it_over_all_weights(limit):
     before = torch.cat([p.detach().flatten() for p in free.model.parameters()])
     moved = []
     for learner in (clipped, free):
-        learner.descend(next(losses_for(learner.model)))
+        learner.descend(next(losses_for(learner.model)), n=1)
         moved.append(torch.cat([p.detach().flatten() for p in learner.model.parameters()]) - before)
     length = moved[1].norm() / free.lr
     assert length > 0.05
@@ -81,7 +81,7 @@ def test_all_state_is_there_from_the_start_and_stays_where_it_is(name):
     learner = learner_for(name=name)
     before = {name: tensor.data_ptr() for name, tensor in learner.state().items()}
     for loss in losses_for(learner.model):
-        learner.descend(loss)
+        learner.descend(loss, n=1)
     assert {name: tensor.data_ptr() for name, tensor in learner.state().items()} == before
     kept = state_of(learner.optimizer, learner.model)
     assert all(tensor.abs().sum() > 0 for tensor in kept.values())

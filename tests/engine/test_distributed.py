@@ -1,0 +1,204 @@
+"""Processes that share a run: here threads, which sum as all_reduce does; in the slow test torchrun's own."""
+
+import copy
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from pixelpart import draws, recipes
+from pixelpart.data.loader import Loader
+from pixelpart.engine.build import build
+from pixelpart.engine.distributed import means
+from pixelpart.engine.inputs import step_inputs
+from pixelpart.engine.learner import Learner
+from pixelpart.engine.maps import renew
+from pixelpart.engine.step import train_step
+from pixelpart.masks import MaskStore
+from pixelpart.world import World
+
+CPU = torch.device("cpu")
+
+
+class Together:
+    """What the threads have put together."""
+
+    def __init__(self, size):
+        self.barrier, self.parts = threading.Barrier(size, timeout=60), {}
+
+    def total(self, rank, tensor):
+        self.parts[rank] = tensor
+        self.barrier.wait()
+        total = sum(self.parts[other] for other in sorted(self.parts))
+        self.barrier.wait()
+        return total
+
+
+@dataclass(frozen=True)
+class Threaded(World):
+    together: Together = field(default=None, compare=False)
+
+    def total(self, tensor):
+        return self.together.total(self.rank, tensor)
+
+
+def in_threads(size, work, prepare=lambda world: world):
+    """work(prepare(world)) of every rank, at once; what is prepared, one after the other: networks are traced then."""
+    together, results = Together(size), [None] * size
+    ready = [prepare(Threaded(rank, size, together)) for rank in range(size)]
+
+    def one(rank):
+        try:
+            results[rank] = work(ready[rank])
+        except BaseException:
+            together.barrier.abort()
+            raise
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def plan_of(method, **settings):
+    small = {"burn_in": {"epochs": 0}, "batch_size": 8, "attack": {"steps": 2}, "normalize": False}
+    return build(recipes.shapes_vit(method, **(small | settings)))
+
+
+def loader_of(n, plan, world):
+    g = draws.generator(0, "test")
+    images = torch.randint(256, (n, 3, 32, 32), generator=g, dtype=torch.uint8)
+    return Loader(images, torch.arange(n) % 10, batch_size=plan.config.batch_size, seed=0, world=world)
+
+
+def learner_of(plan, world, dtype=torch.float64):
+    learner = Learner(copy.deepcopy(plan.model).to(dtype), plan.config, CPU, world)
+    learner.lr.fill_(0.001)
+    learner.freeze()
+    return learner
+
+
+def epoch_of(learner, plan, *, n):
+    """The learner after one epoch on n images."""
+    loader = loader_of(n, plan, learner.world)
+    for step in range(loader.steps):
+        inputs = step_inputs(plan.config, plan.phase(0), loader, None, epoch=0, step=step)
+        wide = dataclasses.replace(inputs, images=inputs.images.double(), noise=inputs.noise.double())
+        train_step(learner, plan.phase(0), wide)
+    return learner
+
+
+AWP = {"awp": {"gamma": 0.01}, "ema": 0.9}
+
+
+@pytest.mark.parametrize(("method", "settings"), [("part", {}), ("trades", AWP), ("part-m", {"augment": "crop-flip"})])
+@pytest.mark.parametrize(("size", "n"), [(2, 16), (3, 17)])
+def test_several_learn_what_one_learns_from_all_images(method, settings, size, n):
+    """Without batch norm, in float64; three shares of 8 are not equal, and of the last image everyone has a copy."""
+    plan = plan_of(method, **settings)
+    alone = epoch_of(learner_of(plan, World()), plan, n=n)
+    for learner in in_threads(size, lambda own: epoch_of(own, plan, n=n), lambda world: learner_of(plan, world)):
+        for (name, mine), theirs in zip(learner.weights().items(), alone.weights().values(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-9, msg=name)
+        assert learner.tally.sums.isfinite().all()
+
+
+def test_with_batch_norm_all_hold_the_same_weights_and_statistics():
+    plan = plan_of("part", model="tiny-cnn", mask={"cam": "gradcam"}, ema=0.9)
+    first, second = in_threads(2, lambda own: epoch_of(own, plan, n=24), lambda world: learner_of(plan, world))
+    before = plan.model.state_dict()
+    for (name, mine), theirs in zip(first.weights().items(), second.weights().values(), strict=True):
+        assert torch.equal(mine, theirs), name
+        if name.startswith("model.") and "running_mean" in name:
+            assert not torch.equal(mine, before[name.removeprefix("model.")].double()), name
+
+
+def test_a_mean_is_weighed_by_the_images_behind_it():
+    def work(world):
+        return means(
+            [torch.tensor([[1.0, 2.0]]) + world.rank, torch.tensor(4.0) * world.rank], 1 + 2 * world.rank, world
+        )
+
+    for pair, number in in_threads(2, work):
+        torch.testing.assert_close(pair, torch.tensor([[1.75, 2.75]]))  # 1 and 2, weighed 1 to 3
+        torch.testing.assert_close(number, torch.tensor(3.0))
+
+
+def test_sums_are_those_of_all_and_are_kept_by_the_one_that_writes():
+    def work(learner):
+        world = learner.world
+        learner.tally.sums.fill_(1.0 + world.rank)
+        read = learner.tally.read(world)["images"]
+        learner.tally.gather(world)
+        return read, learner.tally.sums[0].item(), learner.tally.read(world)["images"]
+
+    plan = plan_of("at")
+    assert in_threads(3, work, lambda world: learner_of(plan, world)) == [(6, 6, 6), (6, 0, 6), (6, 0, 6)]
+
+
+def test_stored_maps_are_those_of_one_process():
+    plan = plan_of("part", model="tiny-cnn", mask={"cam": "gradcam", "every": 1})
+
+    def prepare(world):
+        return learner_of(plan, world, torch.float32)
+
+    def maps(learner):
+        store = MaskStore(11, (8, 8))
+        renew(store, learner, plan.main, loader_of(11, plan, learner.world), chunk=3)
+        return store.maps
+
+    alone = maps(prepare(World()))
+    assert alone.flatten(1).any(1).all()
+    for mine in in_threads(3, maps, prepare):
+        torch.testing.assert_close(mine, alone)
+
+
+COMMAND = [
+    "--burn-in.epochs", "1", "--epochs", "2", "--holdout", "64", "--probe", "64", "--batch-size", "512",
+    "--attack.steps", "2", "--mask.every", "1", "--quiet",
+]  # fmt: skip
+
+
+def torchrun(folder, name, *more):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pixelpart"]
+    return subprocess.Popen(
+        [*command, "train", "shapes-part", "--out", name, *COMMAND, *more],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_of_two_processes_is_stopped_and_goes_on_as_if_it_never_was(tmp_path):
+    whole = torchrun(tmp_path, "whole")
+    assert whole.wait(120) == 0, whole.stderr.read()
+    stopped = torchrun(tmp_path, "stopped")
+    log = tmp_path / "stopped" / "log.txt"
+    while not log.exists() or "burn-in" not in log.read_text():
+        assert stopped.poll() is None
+        time.sleep(0.02)
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait(60) != 0
+    assert "stopped after step" in log.read_text()
+    again = torchrun(tmp_path, "stopped")
+    assert again.wait(120) == 0, again.stderr.read()
+    rows = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "stopped")
+    ]
+    for mine, theirs in zip(*rows, strict=True):
+        for timing in ("seconds", "images_per_second"):
+            mine.pop(timing), theirs.pop(timing)
+        assert mine == theirs
+    assert rows[0][1]["high_fraction"] < 1
