@@ -41,7 +41,8 @@ constexpr int START = 0, SELF = 1, TURN = SELF + GROUPS;
 __device__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 __device__ void give(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-// A matrix in shared memory: groups of eight lines, 1024 bytes from one to the next, 128-byte swizzle.
+// A matrix in shared memory: groups of eight lines, 1024 bytes from one to the next, 128-byte swizzle. It may begin at any
+// line: the swizzle goes by the bits of an address, here as in `place`, so the offset of its pattern stays 0.
 __device__ u64 matrix(u32 address) { return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
 __device__ void multiply(float (&d)[68], u64 weights, u64 pixels) {
