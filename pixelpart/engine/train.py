@@ -251,7 +251,7 @@ class Trainer:
                 f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
             )
         elif config.precision != "fp32" and not self.learner.narrow:
-            self.say(f"{config.model}: it cannot be computed in {config.precision}: all is computed in fp32")
+            self.say(f"{config.model}: it cannot be computed in {config.precision}, and stays in its own precision")
 
     def say(self, line: str) -> None:
         if self.world.leads:
