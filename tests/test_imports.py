@@ -10,7 +10,7 @@ import pixelpart
 ROOT = Path(pixelpart.__file__).parent
 BASE = {
     "types", "errors", "defaults", "device", "config", "draws", "world", "losses", "frozen", "runfolder", "progress",
-    "recipes", "kernels", "fusing", "tracing", "graphs", "precision", "usercode", "dataname"}  # fmt: skip
+    "recipes", "kernels", "tracer", "fusing", "tracing", "graphs", "precision", "usercode", "dataname"}  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
 LATER = [
     "run", "evaluation", "engine", "experiments", "bench", "report", "export", "flags", "commands", "cli", "__main__",
