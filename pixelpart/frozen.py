@@ -146,14 +146,18 @@ def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False
     return Frozen(view.features.bound(), view.head.bound(), view.pooled_linear)
 
 
-def through(model: Any, search: str, device: torch.device) -> Any:
-    """What a search in this precision goes through: in fp32 the model itself, in bf16 a view of it."""
+def through(model: Any, search: str, x: Tensor) -> Any:
+    """What a search for x in this precision goes through: in fp32 the model itself, in bf16 a view of it."""
     dtype = choose(PRECISIONS, search, "search")
     if dtype is None or isinstance(model, Frozen):
         return model
-    view = searched(model, dtype=dtype, fuse=device.type == "cuda")
+    view = searched(model, dtype=dtype, fuse=x.is_cuda)
     if view is None:
         raise UserError(f"the model's structure cannot be read, so there is no search in {search}; choose fp32")
+    try:
+        view(x[:1])
+    except RuntimeError as error:  # a layer that does not take this type
+        raise UserError(f"the model cannot be computed in {search}, choose fp32: {str(error).splitlines()[0]}") from None
     return view
 
 

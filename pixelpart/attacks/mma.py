@@ -40,7 +40,7 @@ def mma(
         check(x, budget, step_size=step_size, steps=steps)
     budget = in_type_of(x, budget)
     with torch.no_grad(), frozen(model) as net:
-        net = through(net, search, x.device)
+        net = through(net, search, x)
         clean = net(x)
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)

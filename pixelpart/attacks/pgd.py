@@ -38,7 +38,7 @@ def pgd(
         check(x, budget, step_size=step_size, steps=steps)
     budget = in_type_of(x, budget)
     with torch.no_grad(), frozen(model) as net:
-        net = through(net, search, x.device)
+        net = through(net, search, x)
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
         first = begin(x, budget, start=start, generator=generator)

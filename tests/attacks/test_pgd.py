@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pixelpart import models
-from pixelpart.attacks import draw_noise, pgd, project, start_point
+from pixelpart.attacks import draw_noise, mma, pgd, project, start_point
 from pixelpart.errors import UserError
 from pixelpart.losses import LOSSES, ce, kl
 
@@ -155,3 +155,7 @@ def test_a_search_that_cannot_be_is_told(make_net, make_batch):
         pgd(make_net(), x, y, budget, step_size=0.1, steps=1, search="fp8")
     with pytest.raises(UserError, match="cannot be read, so there is no search in bf16; choose fp32"):
         pgd(lambda z: z.flatten(1)[:, :5], x, y, budget, step_size=0.1, steps=1, search="bf16")
+    half = nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(), nn.Flatten(), nn.Linear(4 * x[0, 0].numel(), 5))
+    for attack in (pgd, mma):
+        with pytest.raises(UserError, match="the model cannot be computed in bf16, choose fp32: "):
+            attack(half, x, y, budget, step_size=0.1, steps=1, search="bf16")
