@@ -157,7 +157,9 @@ def through(model: Any, search: str, x: Tensor) -> Any:
     try:
         view(x[:1])
     except RuntimeError as error:  # a layer that does not take this type
-        raise UserError(f"the model cannot be computed in {search}, choose fp32: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"the model cannot be computed in {search}, choose fp32: {str(error).splitlines()[0]}"
+        ) from None
     return view
 
 
