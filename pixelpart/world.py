@@ -41,7 +41,8 @@ class World:
         import torch.distributed as dist
 
         summed = tensor.clone()
-        dist.all_reduce(summed)
+        with _connected():
+            dist.all_reduce(summed)
         return summed
 
     def wait(self) -> None:
@@ -49,11 +50,20 @@ class World:
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.barrier()
+            with _connected():
+                dist.barrier()
 
     def any_of(self, flags: "Tensor") -> "Tensor":
         """The flags that are set in any process, in all of them."""
         return flags if self.size == 1 else self.total(flags.int()) > 0
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # the one that ended says why
+        raise ConnectionError(f"another process has ended: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager

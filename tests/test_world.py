@@ -71,3 +71,14 @@ def test_a_process_has_the_gpu_of_its_number_if_there_are_so_many(monkeypatch):
     for rank, device in (("0", "cuda:0"), ("1", "cuda:1"), ("2", None)):
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert local_device() == device
+
+
+@pytest.mark.parametrize("work", [lambda world: world.total(torch.ones(2)), lambda world: world.wait()])
+def test_that_another_process_has_ended_is_one_line(monkeypatch, work):
+    def closed(*_):
+        raise RuntimeError("Connection closed by peer\nmore of it")
+
+    for name in ("all_reduce", "barrier"):
+        monkeypatch.setattr(torch.distributed, name, closed)
+    with pytest.raises(ConnectionError, match="^another process has ended: Connection closed by peer$"):
+        work(World(1, 2))
