@@ -80,5 +80,5 @@ def test_that_another_process_has_ended_is_one_line(monkeypatch, work):
 
     for name in ("all_reduce", "barrier"):
         monkeypatch.setattr(torch.distributed, name, closed)
-    with pytest.raises(ConnectionError, match="^another process has ended: Connection closed by peer$"):
+    with pytest.raises(ConnectionError, match=r"^another process has ended: Connection closed by peer$"):
         work(World(1, 2))
