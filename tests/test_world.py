@@ -35,9 +35,11 @@ def test_only_rank_zero_leads():
 
 
 def test_alone_unless_torchrun_says_otherwise(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined() as world:
-        assert world == World(0, 1)
+    monkeypatch.delenv("RANK", raising=False)
+    for size in ("1", "4"):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        with joined() as world:
+            assert world == World(0, 1)
     flags = torch.tensor([True, False])
     assert world.any_of(flags) is flags
 
