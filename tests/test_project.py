@@ -32,3 +32,11 @@ def test_an_undefined_name_is_found_and_a_shape_is_none():
     found = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert [line.split()[1] for line in found.splitlines() if line.startswith("x.py")] == ["F821"]
     assert "disable_error_code" not in PROJECT["tool"]["mypy"]
+
+
+def test_every_file_that_is_not_python_is_installed_too():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["pixelpart"]
+    package = ROOT / "pixelpart"
+    listed = {path for pattern in patterns for path in package.glob(pattern)}
+    others = {path for path in package.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others <= listed

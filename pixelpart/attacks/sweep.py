@@ -25,7 +25,7 @@ Settle = Callable[[Try, bool], None]  # a try that is over, and whether it broke
 
 SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batches for which there are graphs, in shares of `slots`
 JUDGED = ("x_adv", "margin", "hit", "step")
-WORTH = 150_000  # steps of a row that a smaller graph has to save: making one takes as long
+WORTH = 150_000  # steps of a row that a smaller graph has to save: by estimate, making one takes as long
 LOOKS = 20  # in a try on a GPU, at which the host waits for the device to see what is settled
 
 

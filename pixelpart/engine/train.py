@@ -243,7 +243,7 @@ class Trainer:
             more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
             self.say(f"{len(self.skipped)} bad left out: {'; '.join(self.skipped[:3])}{more}")
         if isinstance(self.step, Captured):
-            self.say("the step is compiled when it is first met: that takes up to two minutes")
+            self.say("the step is compiled when it is first met: that takes a minute or more")
         if self.world.size > 1:
             self.say(f"{self.world.size} processes share every batch; their steps run plainly, not from a graph")
         if not self.learner.freeze.folded:

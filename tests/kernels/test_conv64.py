@@ -8,6 +8,9 @@ from torch import Tensor
 from pixelpart.kernels import conv64, cuda
 from pixelpart.kernels.convolution import conv_add_relu, conv_relu, rectified_gradient
 
+hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+on_hopper = pytest.mark.skipif(not hopper, reason="its instructions are Hopper's alone")
+
 
 def numbers(*shape: int, device: str = "cuda") -> Tensor:
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, torch.bfloat16)
@@ -31,14 +34,13 @@ def assert_rounded_once(mine: Tensor, exact: Tensor) -> None:
 
 
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize(
     "shape", [(128, 32, 32), (1, 32, 32), (5, 30, 32), (3, 17, 20), (4, 16, 28), (7, 8, 8), (300, 32, 32), (2, 1, 5)]
 )
 def test_it_is_the_convolution_and_its_gradient(shape: tuple[int, int, int], added: bool) -> None:
     n, h, w = shape
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("not for this GPU")
     x, weight, bias = numbers(n, 64, h, w), numbers(64, 64, 3, 3) / 24, numbers(64)
     other = numbers(n + 1, 64, h, w)[1:] if added else None
     rectified = numbers(n + 2, 64, h, w)[2:].relu()
@@ -47,9 +49,8 @@ def test_it_is_the_convolution_and_its_gradient(shape: tuple[int, int, int], add
 
 
 @pytest.mark.gpu
+@on_hopper
 def test_what_is_not_a_number_stays_so() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("not for this GPU")
     x, weight, bias = numbers(2, 64, 32, 32), numbers(64, 64, 3, 3), numbers(64)
     x[1, 5, 7, 9] = float("nan")
     lost = conv64.forward(x, weight, bias, None).isnan()
