@@ -1,5 +1,6 @@
 """AutoAttack (Croce and Hein 2020): several attacks one after the other, each at what those before it left standing."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -9,12 +10,13 @@ from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.ball import check, inside, seeded
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.mm3 import mm3_search
-from pixelpart.attacks.search import Search, State, numbered, spread, targets_of
+from pixelpart.attacks.search import Search, State, numbered, says_nothing, spread, targets_of
 from pixelpart.attacks.square import square_search
 from pixelpart.attacks.sweep import Settle, Sweep, Try
 from pixelpart.draws import keys as keys_of
 from pixelpart.errors import UserError, choose
 from pixelpart.frozen import PRECISIONS, frozen, searched
+from pixelpart.losses import margin
 from pixelpart.precision import full_precision
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
@@ -37,8 +39,11 @@ TOGETHER: dict[str, dict[str, Search]] = {
     f"apgd-{norm}": {name: SEARCHES[name] for name in (f"apgd-ce-{norm}", f"apgd-t-{norm}")} for norm in ("l2", "l1")
 }
 
+# where no gradient tells the way chance decides, and a second run of Square, with draws of its own, breaks more
+LAST = {"square-again": dataclasses.replace(SEARCHES["square"], blind=True)}
+
 VERSIONS: dict[str, dict[str, Search]] = {
-    "standard": {name: SEARCHES[name] for name in ("apgd-ce", "apgd-t", "fab-t", "square")},
+    "standard": {name: SEARCHES[name] for name in ("apgd-ce", "apgd-t", "fab-t", "square")} | LAST,
     "plus": {
         "apgd-ce": apgd_search(restarts=5),
         "apgd-dlr": apgd_search(loss="dlr", restarts=5),
@@ -46,10 +51,12 @@ VERSIONS: dict[str, dict[str, Search]] = {
         "square": SEARCHES["square"],
         "apgd-t": SEARCHES["apgd-t"],
         "fab-t": SEARCHES["fab-t"],
-    },
+    }
+    | LAST,
 }
 
 PROBES = 64  # images on which a view has to agree with the model, to be searched through
+GRADIENTS = 64  # images at a time whose gradient is asked of the model itself: it may need more memory than its view
 AGREEMENT, ROUNDING = 0.1, 1e-3  # of the logits' spread: how far it may be off, in bf16 and in fp32
 Take = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers to images, labels and budgets
 
@@ -87,19 +94,14 @@ def autoattack(
         if not bool(((y >= 0) & (y < clean.shape[1])).all()):
             raise UserError(f"labels lie in [{int(y.min())}, {int(y.max())}]; the model knows {clean.shape[1]} classes")
         robust = is_right(clean, y)
+
+        def take(samples: Tensor) -> tuple[Images, Labels, Tensor]:
+            return x[samples], y[samples], room[samples]
+
         for name, part in suited(parts, clean.shape[1]).items():
-            broken = hunt(
-                name,
-                part,
-                net,
-                judge,
-                lambda samples: (x[samples], y[samples], room[samples]),
-                clean,
-                all_tries(part, robust.nonzero()[:, 0].tolist(), clean.shape[1]),
-                seed=seed,
-                slots=slots,
-            )
-            robust[list(broken)] = False
+            samples = samples_for(part, judge, take, robust.nonzero()[:, 0].tolist(), slots=slots)
+            tries = all_tries(part, samples, clean.shape[1])
+            robust[list(hunt(name, part, net, judge, take, clean, tries, seed=seed, slots=slots))] = False
     return robust
 
 
@@ -164,6 +166,22 @@ def is_right(logits: Logits, y: Labels) -> Flags:
 
 def default_slots(device: torch.device) -> int:
     return 1024 if device.type == "cuda" else 128
+
+
+def samples_for(search: Search, model: Model, take: Take, standing: Sequence[int], *, slots: int) -> list[int]:
+    """Which of the samples that stand are tried: all, or for a blind search those whose margin has no gradient."""
+    if not search.blind:
+        return list(standing)
+    blind: list[int] = []
+    size = min(slots, GRADIENTS)
+    for first in range(0, len(standing), size):
+        samples = torch.tensor(standing[first : first + size])
+        x, y, _ = take(samples)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (grads,) = torch.autograd.grad(margin(model(x), y).sum(), x)
+        blind += samples[says_nothing(grads).cpu()].tolist()
+    return blind
 
 
 def all_tries(search: Search, samples: Sequence[int], classes: int) -> list[Try]:

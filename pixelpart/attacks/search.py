@@ -30,7 +30,7 @@ class Search:
     A sample that is not broken is tried again with other keys, `restarts` times for each of the `targets` most likely
     wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
     The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius. With less than `fewest` classes
-    it has nothing to climb.
+    it has nothing to climb. A `blind` one is kept for samples at which the margin has no gradient.
     """
 
     begin: Callable[[Images, Labels, Tensor, Keys, Labels], State]
@@ -40,6 +40,7 @@ class Search:
     restarts: int = 1
     norm: str = "linf"
     fewest: int = 2
+    blind: bool = False
 
     def __post_init__(self) -> None:
         if self.targets < 0 or self.restarts < 1:
@@ -84,6 +85,11 @@ def keep(state: State, x_new: Images, logits: Logits, inside: Flags | None = Non
         "margin": torch.where(better, reached, state["margin"]),
         "hit": state["hit"] | (better & (reached >= 0)) | unsaid,
     }
+
+
+def says_nothing(grads: Images) -> Flags:
+    """Where a gradient has no entry that is finite and not zero: whoever follows it stands still."""
+    return ~(grads.isfinite() & (grads != 0)).flatten(1).any(1)
 
 
 def spread(budget: Budget, x: Images) -> Tensor:

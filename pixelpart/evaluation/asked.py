@@ -130,6 +130,7 @@ def facts_of(
         settings["parts"] = {
             name: {"steps": part.steps, "targets": part.targets, "restarts": part.restarts}
             for name, part in attack.parts.items()
+            if engine == "own" or not part.blind  # the authors' code has no such part
         }
     if attack.kind in adaptive.ADAPTIVE:
         settings |= adaptive.settings_of(attack.kind, config)

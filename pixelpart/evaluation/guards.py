@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from pixelpart import losses
+from pixelpart.attacks.search import says_nothing
 from pixelpart.config import write_fraction
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.pictures import Pictures
@@ -82,11 +83,12 @@ def of_parts(left: Mapping[str, int], n: int) -> Doubts:
     `left` has the images still right after each part, in the order in which they ran, out of n. The rule is
     AutoAttack's own (Croce and Hein 2020): by the least that any other part left.
     """
-    others = [count for name, count in left.items() if name != "square"]
-    if "square" not in left or not others or min(others) - left["square"] <= SQUARE * n:
+    squares = [count for name, count in left.items() if name.startswith("square")]  # it may have run twice
+    others = [count for name, count in left.items() if not name.startswith("square")]
+    if not squares or not others or min(others) - min(squares) <= SQUARE * n:
         return []
     return [
-        f"Square, which needs no gradient, broke {min(others) - left['square']} of {n} images that the white-box "
+        f"Square, which needs no gradient, broke {min(others) - min(squares)} of {n} images that the white-box "
         "parts left standing: their gradients may be masked"
     ]
 
@@ -148,7 +150,7 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
     x, logits = x.detach(), logits.detach()
     right, doubts = logits.argmax(1) == y, []
     for name, grad in grads.items():
-        count = int((right & ~(grad.isfinite() & (grad != 0)).flatten(1).any(1)).sum())
+        count = int((right & says_nothing(grad)).sum())
         if count:
             where = f"{count} of {int(right.sum())} images that are right"
             doubts.append(f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pixelpart.attacks.autoattack import PROBES, agrees, all_tries, hunt, view_for_search
+from pixelpart.attacks.autoattack import PROBES, agrees, all_tries, hunt, samples_for, view_for_search
 from pixelpart.attacks.search import Search, spread
 from pixelpart.attacks.sweep import Try
 from pixelpart.errors import unknown
@@ -54,7 +54,9 @@ def under_searches(
         return logits_of(model, x)
 
     for part, (name, method) in enumerate(parts.items()):
-        standing = right.nonzero()[:, 0].tolist()
+        standing = samples_for(method, model, take, right.nonzero()[:, 0].tolist(), slots=slots)
+        if method.blind and not standing:
+            continue  # as on most models: there is nothing to tell of it
         fallen = journal.broken(part).intersection(standing)
         tries = all_tries(method, standing, clean.shape[1])
         waiting = [one for one in tries if one[0] not in fallen and (part, *one) not in journal.done]

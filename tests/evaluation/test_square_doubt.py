@@ -21,6 +21,10 @@ pytestmark = pytest.mark.usefixtures("corner_set")
         ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 449}, 1000, 0),
         ({"apgd-ce": 500, "square": 300, "apgd-t": 299}, 1000, 0),  # others find as much after it
         ({"apgd-ce": 500, "square": 300, "apgd-t": 310}, 1000, 10),
+        ({"apgd-ce": 500, "fab-t": 449, "square": 447, "square-again": 446}, 1000, 3),
+        ({"apgd-ce": 500, "fab-t": 449, "square": 448, "square-again": 447}, 1000, 0),
+        ({"apgd-ce": 500, "square": 300, "apgd-t": 299, "square-again": 296}, 1000, 3),
+        ({"square": 10, "square-again": 5}, 1000, 0),
         ({"square": 10}, 1000, 0),
         ({"apgd-ce": 500, "apgd-t": 450}, 1000, 0),
     ],

@@ -1,0 +1,103 @@
+"""AutoAttack by `evaluate` where the margin has no gradient: Square once more, told and kept as other parts are."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from pixelpart.attacks import VERSIONS
+from pixelpart.attacks.autoattack import autoattack
+from pixelpart.attacks.square import square_search
+from pixelpart.evaluation import evaluate
+from searches import short
+
+AGAIN = "square-again"
+EPS = 0.05
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch):
+    first = short() | {"square": square_search(20)}
+    monkeypatch.setitem(VERSIONS, "standard", first | {AGAIN: dataclasses.replace(first["square"], blind=True)})
+    return VERSIONS["standard"]
+
+
+class Steps(nn.Module):
+    """A network whose input is rounded to 16 levels, so that its gradient is zero."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net((15 * x).round() / 15)
+
+
+@pytest.fixture
+def rough(net, pair):
+    """Such a network, and images with its own labels."""
+    model, x = Steps(net).eval(), pair[0]
+    return model, (x, model(x).argmax(1))
+
+
+def asked_of(hunted):
+    return {sample for name, sample, _ in hunted["asked"] if name == AGAIN}
+
+
+def test_evaluate_and_the_attack_itself_leave_the_same(rough):
+    model, data = rough
+    seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(0)))
+    found = evaluate(model, data=data, attacks="autoattack", eps=EPS, seed=seed).flags["autoattack"]
+    assert found.tolist() == autoattack(model, *data, EPS).tolist()
+    assert 0 < found.sum() < 40
+
+
+def test_it_is_tried_at_all_that_square_left_and_told_of(rough, hunted, parts, monkeypatch):
+    model, data = rough
+    told = []
+    result = evaluate(model, data=data, attacks="autoattack", eps=EPS, progress=lambda *news: told.append(news))
+    tried = asked_of(hunted)
+    assert list(result["autoattack"].entry["settings"]["parts"]) == list(parts)
+    monkeypatch.setitem(VERSIONS, "standard", {name: part for name, part in parts.items() if name != AGAIN})
+    before = evaluate(model, data=data, attacks="autoattack", eps=EPS)
+    assert tried == set(before.flags["autoattack"].nonzero()[0].tolist())
+    assert result["autoattack"].correct < before["autoattack"].correct
+    news = [(done, total, share) for name, done, total, share in told if name == f"autoattack {AGAIN}"]
+    assert news[0] == (0, len(tried), before["autoattack"].accuracy)
+    assert news[-1] == (len(tried), len(tried), result["autoattack"].accuracy)
+
+
+def test_with_gradients_it_is_neither_tried_nor_told_of(net, labelled, hunted, parts, monkeypatch):
+    told = []
+    settings = {"data": labelled, "attacks": "autoattack", "eps": 0.02}
+    found = evaluate(net, **settings, progress=lambda name, *_: told.append(name))
+    assert asked_of(hunted) == set()
+    assert told[-1] == "autoattack square"
+    monkeypatch.setitem(VERSIONS, "standard", {name: part for name, part in parts.items() if name != AGAIN})
+    assert found.flags["autoattack"].tolist() == evaluate(net, **settings).flags["autoattack"].tolist()
+    assert 0 < found["autoattack"].correct < 18
+
+
+@pytest.mark.parametrize("news", [1, 5, 12])
+def test_stopped_after_square_it_goes_on_to_the_same_end(rough, hunted, tmp_path, news):
+    model, data = rough
+    settings = {"data": data, "attacks": "autoattack", "eps": EPS}
+    whole = evaluate(model, **settings)
+    hunted["settled"].clear()
+    told = []
+
+    def stop(name, *_):
+        told.append(name)
+        if told.count(f"autoattack {AGAIN}") == news:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, **settings, out=tmp_path, progress=stop)
+    settled = set(hunted["settled"])
+    assert sum(name == AGAIN for name, *_ in settled) == news - 1
+    hunted["asked"].clear()
+    result = evaluate(model, **settings, out=tmp_path)
+    assert {name for name, *_ in hunted["asked"]} == {AGAIN}
+    assert not settled & set(hunted["asked"])
+    assert result.flags["autoattack"].tolist() == whole.flags["autoattack"].tolist()
