@@ -7,7 +7,7 @@ import pytest
 import torch
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "agreement.py"
-RUNS = [("own", 0), ("reference", 0), ("reference", 1)]
+RUNS = [("own", 0), ("own", 1), ("reference", 0), ("reference", 1)]
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +29,33 @@ def done(*chunks):
 
 
 @pytest.mark.parametrize(
-    ("counts", "holds"),
-    [((300, 300, 300), True), ((301, 300, 300), True), ((302, 300, 300), False), ((303, 300, 302), True),
-     ((304, 302, 300), False), ((200, 300, 300), True)],
-)  # fmt: skip
-def test_ours_may_stand_a_tenth_of_a_point_above_the_reference_and_its_spread(agreement, counts, holds):
+    ("counts", "holds", "by_seed"),
+    [
+        ((300, 300, 300, 300), True, [True, True]),
+        ((301, 301, 300, 300), True, [True, True]),
+        ((302, 302, 300, 300), False, [False, False]),
+        ((304, 298, 300, 300), True, [False, True]),
+        ((304, 304, 302, 300), True, [False, False]),  # means 3 apart, a spread of 2
+        ((305, 304, 302, 300), False, [False, False]),
+        ((303, 300, 300, 302), True, [True, True]),
+        ((200, 201, 300, 300), True, [True, True]),
+    ],
+)
+def test_ours_may_stand_a_tenth_of_a_point_above_the_reference_and_its_spread(agreement, counts, holds, by_seed):
     row = agreement.compare(done(counts), RUNS, "AT")
-    assert row["holds"] == holds
-    assert row["own alone stands"] == [max(0, counts[0] - other) for other in counts[1:]]
-    assert row["reference alone stands"] == [max(0, other - counts[0]) for other in counts[1:]]
+    ours, theirs = counts[:2], counts[2:]
+    assert (row["holds"], row["holds by seed"]) == (holds, by_seed)
+    assert (row["own"], row["reference"]) == ([n / 1000 for n in ours], [n / 1000 for n in theirs])
+    assert row["own alone stands"] == [[max(0, own - other) for other in theirs] for own in ours]
+    assert row["reference alone stands"] == [[max(0, other - own) for other in theirs] for own in ours]
+    line = agreement.table({"AT": row}).splitlines()[1]
+    assert ("FAILS in the mean" in line, "FAILS for every seed" in line) == (not holds, not all(by_seed))
 
 
 def test_a_chunk_counts_once_all_runs_have_finished_it(agreement):
-    row = agreement.compare(done((300, 300, 300), (100, 100)), RUNS, "AT")
-    assert (row["n"], row["own"], row["chunks"]) == (1000, 0.3, [0])
-    assert agreement.compare(done((300,)), RUNS, "AT") == {"n": 0}
+    row = agreement.compare(done((300, 310, 300, 300), (100, 100, 100)), RUNS, "AT")
+    assert (row["n"], row["own"], row["chunks"]) == (1000, [0.3, 0.31], [0])
+    assert agreement.compare(done((300, 300)), RUNS, "AT") == {"n": 0}
 
 
 def test_fronts_move_a_picture_little_and_its_gradient_a_lot(agreement):
