@@ -56,7 +56,6 @@ VERSIONS: dict[str, dict[str, Search]] = {
 }
 
 PROBES = 64  # images on which a view has to agree with the model, to be searched through
-GRADIENTS = 64  # images at a time whose gradient is asked of the model itself: it may need more memory than its view
 AGREEMENT, ROUNDING = 0.1, 1e-3  # of the logits' spread: how far it may be off, in bf16 and in fp32
 Take = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers to images, labels and budgets
 
@@ -99,7 +98,7 @@ def autoattack(
             return x[samples], y[samples], room[samples]
 
         for name, part in suited(parts, clean.shape[1]).items():
-            samples = samples_for(part, judge, take, robust.nonzero()[:, 0].tolist(), slots=slots)
+            samples = samples_for(part, net, take, robust.nonzero()[:, 0].tolist(), slots=slots)
             tries = all_tries(part, samples, clean.shape[1])
             robust[list(hunt(name, part, net, judge, take, clean, tries, seed=seed, slots=slots))] = False
     return robust
@@ -168,18 +167,16 @@ def default_slots(device: torch.device) -> int:
     return 1024 if device.type == "cuda" else 128
 
 
-def samples_for(search: Search, model: Model, take: Take, standing: Sequence[int], *, slots: int) -> list[int]:
+def samples_for(search: Search, net: Model, take: Take, standing: Sequence[int], *, slots: int) -> list[int]:
     """Which of the samples that stand are tried: all, or for a blind search those whose margin has no gradient."""
-    if not search.blind:
+    if not search.blind or not standing:
         return list(standing)
     blind: list[int] = []
-    size = min(slots, GRADIENTS)
-    for first in range(0, len(standing), size):
-        samples = torch.tensor(standing[first : first + size])
+    for samples in torch.tensor(standing, dtype=torch.long).split(slots):
         x, y, _ = take(samples)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            (grads,) = torch.autograd.grad(margin(model(x), y).sum(), x)
+            (grads,) = torch.autograd.grad(margin(net(x), y).sum(), x)
         blind += samples[says_nothing(grads).cpu()].tolist()
     return blind
 

@@ -31,6 +31,9 @@ class Search:
     wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
     The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius. With less than `fewest` classes
     it has nothing to climb. A `blind` one is kept for samples at which the margin has no gradient.
+
+    Where most steps change nothing there may be a `leap(net, state, ahead)`: for each row so many steps at once, or as
+    many as it takes to change the image.
     """
 
     begin: Callable[[Images, Labels, Tensor, Keys, Labels], State]
@@ -41,6 +44,7 @@ class Search:
     norm: str = "linf"
     fewest: int = 2
     blind: bool = False
+    leap: Callable[[Model, State, int], State] | None = None
 
     def __post_init__(self) -> None:
         if self.targets < 0 or self.restarts < 1:

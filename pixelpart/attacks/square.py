@@ -10,7 +10,7 @@ from pixelpart.attacks.ball import project
 from pixelpart.attacks.search import Search, State, keep, opening, run
 from pixelpart.draws import Keys, hashed
 from pixelpart.errors import UserError
-from pixelpart.types import Budget, Images, Labels, Model
+from pixelpart.types import Budget, Flags, Images, Labels, Model
 
 FIRST_SHARE = 0.8
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the last squares before the share is halved
@@ -43,7 +43,8 @@ def square_search(queries: int = 5000, *, rescale: bool = False) -> Search:
     """
     if queries < 0:
         raise UserError(f"queries {queries} must not be negative")
-    return Search(_begin, partial(_advance, schedule=schedule_of(queries, rescale=rescale)), steps=queries + 1)
+    advance = partial(_advance, steps=queries + 1, schedule=schedule_of(queries, rescale=rescale))
+    return Search(_begin, advance, steps=queries + 1, leap=advance)
 
 
 def share_of(number: int, *, queries: int, rescale: bool) -> float:
@@ -72,9 +73,23 @@ def _begin(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> 
 
 
 @torch.no_grad()
-def _advance(net: Model, state: State, *, schedule: Schedule) -> State:
-    """One more square for every row; at step 0 it has no pixels, and what is judged is the stripes."""
-    x, step = state["x"], state["step"]
+def _advance(net: Model, state: State, ahead: int = 1, *, steps: int, schedule: Schedule) -> State:
+    """Up to `ahead` more squares for every row, all put on the image as it is, and looked at until one is kept.
+
+    So it goes as if they were tried one after the other: few are kept.
+    """
+    first, due = state["x_adv"], state["step"] < steps
+    proposed = [_with_square(state, state["step"] + i, schedule) for i in range(ahead)]
+    for x_new, logits in zip(proposed, net(torch.cat(proposed)).chunk(ahead), strict=True):
+        new = keep(state, x_new, logits) | {"step": state["step"] + 1}
+        state = state | {name: torch.where(_wide(due, tensor), tensor, state[name]) for name, tensor in new.items()}
+        due = due & (state["x_adv"] == first).flatten(1).all(1) & (state["step"] < steps)
+    return state
+
+
+def _with_square(state: State, step: Tensor, schedule: Schedule) -> Images:
+    """x_adv with the square of this step on it; at step 0 it has no pixels, and what is judged is the stripes."""
+    x = state["x"]
     b, c, h, w = x.shape
     budget = state["budget"].expand(-1, -1, h, w)
     side = torch.zeros_like(step)
@@ -85,8 +100,11 @@ def _advance(net: Model, state: State, *, schedule: Schedule) -> State:
     rows, columns = (_span(n, (drawn[:, i] * (n - side)).long(), side) for i, n in enumerate((h, w)))
     window = rows[:, None, :, None] & columns[:, None, None, :]
     change = 2 * budget * _signs(drawn[:, 2:]).reshape(b, c, 1, 1)
-    x_new = project(state["x_adv"] + window * change, x, budget)
-    return state | keep(state, x_new, net(x_new)) | {"step": step + 1}
+    return project(state["x_adv"] + window * change, x, budget)
+
+
+def _wide(flags: Flags, like: Tensor) -> Tensor:
+    return flags.view(-1, *[1] * (like.ndim - 1))
 
 
 def _span(n: int, first: Tensor, length: Tensor) -> Tensor:

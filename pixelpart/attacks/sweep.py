@@ -27,6 +27,7 @@ SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batches for which there are 
 JUDGED = ("x_adv", "margin", "hit", "step")
 WORTH = 150_000  # steps of a row that a smaller graph has to save: by estimate, making one takes as long
 LOOKS = 20  # in a try on a GPU, at which the host waits for the device to see what is settled
+AHEAD = 16  # steps that a row may leap at once, while there are fewer rows than slots
 
 
 @dataclass(frozen=True)
@@ -102,21 +103,32 @@ class Step:
         return state
 
     def _once(self, state: State) -> State:
-        """One step on, but for what is judged of a row that is at its end already: looks are a few steps apart."""
+        """One step or leap on, but for what is judged of a row that is at its end: looks are a few steps apart."""
         over = state["step"] >= self.search.steps
-        new = self.search.advance(self.net, state)
+        new = self._moved(state)
         for name in JUDGED:
             new[name] = torch.where(over.view(-1, *[1] * (new[name].ndim - 1)), state[name], new[name])
         return new
 
-    def _replayed(self, state: State, times: int) -> State:
+    def _moved(self, state: State) -> State:
+        ahead = self._ahead(len(state["step"]))
+        if self.search.leap is None or ahead == 1:
+            return self.search.advance(self.net, state)
+        return self.search.leap(self.net, state, ahead)
+
+    def _ahead(self, rows: int) -> int:
+        """How many steps so many rows may leap at once: the network then has a full batch to work on."""
+        return min(AHEAD, self.slots // rows) if self.search.leap else 1
+
+    def _replayed(self, state: State, strides: int) -> State:
         n = len(state["step"])
         size = self._size(state)
+        ahead = self._ahead(size)
         if size not in self._graphs:
             buffers = {name: _padded(tensor, size) for name, tensor in state.items()}
             try:
                 # timing takes a second or so: it pays for the batches that most of the work is done in
-                with timed_algorithms(size >= self.slots / 4):
+                with timed_algorithms(size * ahead >= self.slots / 4):
                     graph, _ = graphs.record(lambda: self._advance(buffers))
             except RuntimeError as error:
                 self._plain = True
@@ -127,7 +139,7 @@ class Step:
         graph, buffers = self._graphs[size]
         for name, tensor in state.items():
             buffers[name][:n].copy_(tensor)
-        for _ in range(times):
+        for _ in range(math.ceil(strides / ahead)):
             graph.replay()
         return {name: buffer[:n] for name, buffer in buffers.items()}
 

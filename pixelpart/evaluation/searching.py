@@ -54,7 +54,7 @@ def under_searches(
         return logits_of(model, x)
 
     for part, (name, method) in enumerate(parts.items()):
-        standing = samples_for(method, model, take, right.nonzero()[:, 0].tolist(), slots=slots)
+        standing = samples_for(method, net, take, right.nonzero()[:, 0].tolist(), slots=slots)
         if method.blind and not standing:
             continue  # as on most models: there is nothing to tell of it
         fallen = journal.broken(part).intersection(standing)

@@ -275,6 +275,34 @@ def test_rows_at_different_steps_give_the_same_as_alone(make_net, make_batch):
             assert torch.equal(tensor[i], alone[i][n + 20][name][0]), name
 
 
+@pytest.mark.parametrize("ahead", [2, 3, 16, 200])
+def test_leaps_lead_through_the_states_of_single_steps(make_net, make_batch, ahead):
+    """Every row is where its own steps would have brought it, and leaps no further than the first image it keeps."""
+    net, (x, y, budget) = one_by_one(make_net(size=8)), make_batch(4, size=8)
+    steps = trail(net, x, y, budget, KEYS[:4], 80)
+    search, leaps = square_search(80), 0
+    state = {name: torch.stack([steps[n][name][i] for i, n in enumerate((0, 3, 11, 57))]) for name in steps[0]}
+    while (state["step"] < search.steps).any():
+        before, state, leaps = state, search.leap(net, state, ahead), leaps + 1
+        for i, n in enumerate(state["step"].tolist()):
+            for name, tensor in state.items():
+                assert torch.equal(tensor[i], steps[n][name][i]), name
+            went = n - int(before["step"][i])
+            kept = not torch.equal(state["x_adv"][i], before["x_adv"][i])
+            assert went <= ahead
+            assert kept or went == min(ahead, search.steps - int(before["step"][i]))
+    assert leaps < 81
+    after = search.leap(net, state, ahead)
+    assert all(torch.equal(after[name], state[name]) for name in state)  # at its end a row stays
+
+
+def test_a_leap_asks_the_model_once(make_net, make_batch):
+    net, (x, y, budget), asked = make_net().eval(), make_batch(), []
+    search = square_search(10)
+    search.leap(lambda z: asked.append(len(z)) or net(z), search.begin(x, y, budget, KEYS[:4], y), 5)
+    assert asked == [20]
+
+
 def test_a_state_keeps_its_names_shapes_and_types(make_net, make_batch):
     net, (x, y, budget) = make_net(), make_batch()
     before, *_, after = trail(net, x, y, budget, KEYS[:4], 3)

@@ -6,7 +6,7 @@ import torch
 from pixelpart import graphs
 from pixelpart.attacks import sweep
 from pixelpart.attacks.search import Search
-from pixelpart.attacks.sweep import Step, timed_algorithms
+from pixelpart.attacks.sweep import Step, Sweep, timed_algorithms
 from toys import OnCuda, Toy, nobody, tries_of
 
 
@@ -95,6 +95,57 @@ def test_a_smaller_graph_is_made_where_it_saves_more_than_it_costs(captures, mon
     found = {(sample, 0): [sample + 1] for sample in range(64)}
     _, toy = by_graph(64, found, found, tries_of(64, 1), 64)
     assert {len(batch) for batch in toy.rows} == sizes
+
+
+def leaping(toy, slots, tries):
+    """The toy with leaps, each row's up to what it finds; the outcome, and how many rows went how many steps ahead."""
+    leaps = set()
+
+    def leap(net, state, ahead):
+        leaps.add((len(state["step"]), ahead))
+        first = state["x_adv"]
+        for _ in range(ahead):
+            due = (state["x_adv"] == first).flatten() & (state["step"] < toy.steps)
+            new = toy.advance(net, state)
+            for name in ("step", "hit", "x_adv"):
+                mask = due.view(-1, *[1] * (new[name].ndim - 1))
+                new[name] = torch.where(mask, new[name], state[name])
+            state = new
+        return state
+
+    search = Search(lambda *_: {}, toy.advance, steps=toy.steps, leap=leap)
+    run = Sweep(search, nobody, toy.begin, toy.confirm, slots)
+    return run(tries, lambda one, broken: toy.settled.append((one, broken))), leaps
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8, 100])
+@pytest.mark.parametrize("steps", [1, 20, 41, 45])
+def test_with_leaps_the_outcome_is_the_plain_one(captures, steps, slots):
+    found = {one: [step for step in finds if step <= steps] for one, finds in LASTING.items()}
+    tries = tries_of(7, 3)
+    expected = Toy(steps, found, found)(tries, slots=slots)
+    toy = Toy(steps, found, found, cuda=True)
+    broken, leaps = leaping(toy, slots, tries)
+    assert broken == expected
+    assert {one for one, _ in toy.settled} >= {one for one in tries if one[0] not in broken}
+    assert all(ahead == min(sweep.AHEAD, slots // rows) > 1 for rows, ahead in leaps)
+    assert bool(leaps) == (slots == 100)  # fewer are always full, or nearly
+
+
+def test_a_leap_makes_a_full_batch_of_few_rows(captures, monkeypatch):
+    monkeypatch.setattr(sweep, "WORTH", 0)
+    found = {(sample, 0): [sample + 1] for sample in range(64)}
+    broken, leaps = leaping(Toy(64, found, found, cuda=True), 64, tries_of(64, 1))
+    assert broken == set(range(64))
+    assert {(32, 2), (16, 4)} <= leaps <= {(32, 2), (16, 4), (4, 16), (1, 16)}
+
+
+def test_looks_are_as_far_apart_with_leaps(captures):
+    """500 steps, a look after 25 of them or more, one row in ten: it leaps 10 of them three times."""
+    toy = Toy(500, {}, {}, cuda=True)
+    leaping(toy, 10, tries_of(1, 1))
+    looked = len(toy.rows) - 10 * graphs.WARM_UPS
+    assert looked == 10 * 3 * 17
 
 
 def test_a_batch_is_never_wider_than_the_slots(captures):
