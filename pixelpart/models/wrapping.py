@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pixelpart.errors import UserError
 from pixelpart.frozen import frozen
@@ -19,7 +20,7 @@ def wrap(
     head: str | Function | None = None,
     example: Tensor | None = None,
 ) -> Classifier:
-    """The module as a `Classifier`; that `head(features(x)) == module(x)` is checked on an example in eval mode.
+    """The module as a `Classifier`; that `head(features(x)) == module(x)` is checked on an example.
 
     features: the name of the submodule whose output is the last activation before pooling, the name of a method, or a
         function of the images.
@@ -99,7 +100,7 @@ def _wrap_timm(module: Any, example: Tensor | None) -> Wrapped:
         return wrapped
     features = Call("forward_features")
     names = [name for name, part in module.named_modules() if part is module.get_classifier()]
-    pooled = isinstance(module.get_classifier(), nn.Linear) and names and not getattr(module, "drop_rate", 0)
+    pooled = isinstance(module.get_classifier(), nn.Linear) and names
     wrapped = Wrapped(module, features, PooledLinear(names[0]) if pooled else Call("forward_head"))
     try:
         _check(wrapped, example)
@@ -165,9 +166,38 @@ def _check(wrapped: Wrapped, example: Tensor | None) -> None:
     if logits.shape != expected.shape:
         shapes = tuple(logits.shape), tuple(expected.shape)
         raise UserError(f"head(features(x)) has shape {shapes[0]} and {name}(x) {shapes[1]}; they must be equal")
-    gap, scale = (logits - expected).abs().max().item(), expected.abs().max().item()
-    if not gap <= 1e-4 * max(scale, 1e-3):
+    if (gap := _gap(logits, expected)) is not None:
         raise UserError(f"head(features(x)) differs from {name}(x) by {gap:.3g}; they must be equal")
+    if (gap := _gap(*_in_train_mode(wrapped, example))) is not None:
+        raise UserError(
+            f"head(features(x)) differs from {name}(x) by {gap:.3g} in train mode: dropout or a norm that lies between "
+            "them would be left out; give wrap a head that has it too, such as the name of a method"
+        )
+
+
+def _gap(logits: Tensor, expected: Tensor) -> float | None:
+    """How far the two are apart, if it is more than rounding."""
+    gap, scale = (logits - expected).abs().max().item(), expected.abs().max().item()
+    return None if gap <= 1e-4 * max(scale, 1e-3) else gap
+
+
+def _in_train_mode(wrapped: Wrapped, example: Tensor) -> list[Tensor]:
+    """What head(features(x)) and the module give in train mode, by the same draws; no statistics are changed.
+
+    A module that gives no logits then (batch norm of one image, further outputs) gives 0 twice.
+    """
+    found = []
+    with frozen(wrapped), torch.random.fork_rng([example.device] if example.is_cuda else []), torch.no_grad():
+        for part in wrapped.modules():
+            part.training = True
+        for run in (wrapped, wrapped.module):
+            torch.manual_seed(0)
+            buffers = {name: buffer.clone() for name, buffer in run.named_buffers()}
+            try:
+                found.append(functional_call(run, buffers, (example,)))
+            except (RuntimeError, ValueError):
+                break
+    return found if [type(logits) for logits in found] == [Tensor] * 2 else [torch.zeros(1)] * 2
 
 
 def _example(wrapped: Wrapped) -> Tensor:

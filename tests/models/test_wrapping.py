@@ -129,6 +129,23 @@ def test_a_head_that_forgets_something_is_refused(net: Net) -> None:
         wrap(net, features="stem", head="fc")
 
 
+@pytest.mark.parametrize("between", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
+def test_what_does_nothing_until_it_is_trained_is_not_left_out_between_features_and_head(between: nn.Module) -> None:
+    class Between(Net):
+        def classify(self, acts: Tensor) -> Tensor:
+            return self.fc(self.unused(acts.mean((2, 3))))
+
+    net = Between()
+    net.unused = between
+    state, rng = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    with pytest.raises(UserError, match=r"differs from Between\(x\) by .* in train mode"):
+        wrap(net, features="body", head="fc")
+    wrap(net, features="body", head="classify")
+    wrap(net, features="body", head="classify", example=torch.zeros(1, 3, 32, 32))  # too few for batch norm to train on
+    assert all(torch.equal(state[key], value) for key, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
 @pytest.mark.parametrize("settings", [{"features": "nobody", "head": "fc"}, {"features": "body", "head": "nobody"}])
 def test_an_unknown_name_is_told_with_the_choices(net: Net, settings: dict[str, str]) -> None:
     with pytest.raises(UserError, match="'nobody'; choose from the modules body, fc, stem"):
