@@ -28,6 +28,7 @@ CHANCE = 1e-3  # how probable a difference between two shares may be if there is
 STEP = 1 / 255  # by which a gradient is followed, to see whether its loss rises
 DOWN = 0.25  # share of the images at which it may fall instead: none on honest models, half where the way is random
 NEAR = 1e-4  # by which it is followed, to see whether the margin rises as fast as it tells
+FAINT = 0.2  # of what it is right beyond chance, how sure a model is at least: honest ones by 0.4 to 1 of it
 OFF = 0.5  # by how much of that it may be off; honest models are by 1 %, and at most DOWN of the images may be off more
 SQUARE = 0.002  # share of images that Square may break of what gradients left standing; AutoAttack warns from there on
 
@@ -96,10 +97,10 @@ def of_parts(left: Mapping[str, int], n: int) -> Doubts:
 def of_model(model: Model, pictures: Pictures) -> Doubts:
     """Whether the model is random, depends on the batch, squashes its logits, or is better on another scale."""
     x, y = probes(pictures)
-    logits, half, doubts = logits_of(model, x), (len(x) + 1) // 2, []
+    logits, half, doubts = logits_of(model, x), len(x) // 2, []
     if _differ(logits, logits_of(model, x), share=ROUNDING):
         doubts.append(RANDOM)
-    elif _differ(logits[:half], logits_of(model, x[:half]), share=REBATCHING):
+    elif _differ(logits[half:], logits_of(model, x[half:]), share=REBATCHING):  # in other places too
         doubts.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
         doubts.append(SQUASHED)
@@ -158,7 +159,7 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
     if off > DOWN * int(right.sum()):
         doubts.append(
             f"the margin does not rise along its gradient as that tells at {off} of {int(right.sum())} images that are "
-            "right: it is not the gradient of this function (a straight-through estimate, or wrong)"
+            "right: it is the gradient of another function (a straight-through estimate, or wrong), or this one jumps"
         )
     with torch.no_grad():
         stepped = model((x + STEP * grads["cross-entropy"].sign()).clamp(0, 1))
@@ -168,7 +169,23 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
             f"the cross-entropy falls by a small step along its gradient at {falls} of {int(right.sum())} images that "
             "are right: an attack by it is led astray"
         )
-    return doubts
+    return doubts + of_confidence(logits, y)
+
+
+def of_confidence(logits: Logits, y: Labels) -> Doubts:
+    """Whether the model is right far more often than it is sure: mean(max_k p_k) - 1/K < FAINT (accuracy - 1/K).
+
+    The cross-entropy's gradient is the sum of p_k (grad z_k - grad z_y): where logits are scaled down all wrong classes
+    weigh alike, and it aims at none. Of two classes, K = 2, only one is wrong.
+    """
+    right, chance = logits.argmax(1) == y, 1 / logits.shape[1]
+    sure, share = float(logits.softmax(1).amax(1).mean()), float(right.double().mean())
+    if chance == 0.5 or sure - chance >= FAINT * (share - chance) or not _better(right, y == y.mode().values):
+        return []
+    return [
+        f"the model is right about {share:.0%} of the images and sure of its answers by {sure:.1%}, barely more than "
+        "chance: its logits are scaled down, and an attack by the cross-entropy aims at no class"
+    ]
 
 
 @torch.no_grad()

@@ -144,6 +144,13 @@ def test_a_model_that_looks_at_its_batch_is_found_out(light):
     assert guards.of_model(model.eval(), light) == [guards.BATCH]
 
 
+def test_a_model_that_looks_at_an_image_s_place_is_found_out(light):
+    def noisy(x):
+        return x + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+
+    assert guards.of_model(Light(noisy), light) == [guards.BATCH]
+
+
 def test_outputs_of_a_sigmoid_are_taken_for_no_logits(light):
     assert guards.of_model(nn.Sequential(Light(), nn.Sigmoid()), light) == [guards.SQUASHED]
     assert guards.of_model(nn.Sequential(Light(), nn.LogSigmoid()), light) == []
@@ -233,6 +240,28 @@ def test_a_gradient_of_another_function_is_found_out(tell, off, light):
 
 def test_a_model_that_is_sure_of_all_is_not_led_astray_by_rounding(light):
     assert looks(Light(sharpness=150.0), light) == []  # cross-entropies of 1e-8 and less
+
+
+class Bands(nn.Module):
+    """Says how light an image is, in four bands."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return -self.scale * (x.mean((1, 2, 3))[:, None] - torch.linspace(0.2, 0.8, 4)) ** 2
+
+
+@pytest.mark.parametrize(("scale", "faint"), [(1000.0, False), (10.0, False), (1.0, True), (1e-3, True)])
+def test_logits_scaled_down_are_found_out(scale, faint):
+    generator = torch.Generator().manual_seed(4)
+    y = torch.arange(80) % 4
+    x = torch.linspace(0.2, 0.8, 4)[y][:, None, None, None] + 0.02 * torch.rand(80, 3, 6, 6, generator=generator)
+    doubts = looks(Bands(scale), Pictures(x, y, torch.device("cpu")))
+    assert [doubt.partition(" and ")[0] for doubt in doubts] == ["the model is right about 100% of the images"] * faint
+    few = torch.where(torch.arange(80) % 5 < 2, y, (y + 1) % 4)
+    assert looks(Bands(scale), Pictures(x, few, torch.device("cpu"))) == []  # 40 % right, as by chance
 
 
 # -- mode and settings
