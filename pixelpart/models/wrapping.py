@@ -186,15 +186,15 @@ def _in_train_mode(wrapped: Wrapped, example: Tensor) -> list[Tensor]:
 
     A module that gives no logits then (batch norm of one image, further outputs) gives 0 twice.
     """
-    found = []
-    with frozen(wrapped), torch.random.fork_rng([example.device] if example.is_cuda else []), torch.no_grad():
+    found, devices = [], [example.device] if example.is_cuda else []
+    with frozen(wrapped), torch.no_grad():
         for part in wrapped.modules():
             part.training = True
         for run in (wrapped, wrapped.module):
-            torch.manual_seed(0)
             buffers = {name: buffer.clone() for name, buffer in run.named_buffers()}
             try:
-                found.append(functional_call(run, buffers, (example,)))
+                with torch.random.fork_rng(devices):
+                    found.append(functional_call(run, buffers, (example,)))
             except (RuntimeError, ValueError):
                 break
     return found if [type(logits) for logits in found] == [Tensor] * 2 else [torch.zeros(1)] * 2
