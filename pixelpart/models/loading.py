@@ -23,8 +23,9 @@ SCALINGS = (("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std"
 def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
     """The model, filled with a state dict of the same architecture: as TRADES and RobustBench save them.
 
-    source: the state dict, or a file: .safetensors, or .pt and .pth, of which tensors alone are read and no code is
-        run. Names may stand behind `module.`; scaling of the pixels kept beside the weights becomes the model's own.
+    source: the state dict, or a file: .safetensors, or what torch.save wrote, of which tensors alone are read and no
+        code is run. Names may stand behind `module.`; scaling of the pixels kept beside the weights becomes the
+        model's own.
     A name or shape that does not fit is a UserError, and the model is then as before.
     """
     named = "the state dict"
@@ -49,8 +50,6 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     """What a file of weights holds; no code in it is run."""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise UserError(f"{path} is not a file of weights that can be read; choose from .pt, .pth, .safetensors")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
