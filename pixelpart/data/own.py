@@ -26,8 +26,9 @@ def data_set(name: str) -> DataSet:
             raise UserError(f"{name} is a {type(function).__name__}; name a function of the split, train or test")
         held = {split: _split(name, function, split) for split in SPLITS}
     x, y = held["train"]
-    num_classes = int(y.max()) + 1
-    if len(absent := (y.bincount() == 0).nonzero()):
+    found = y.unique()
+    num_classes = len(found)
+    if len(absent := (found != torch.arange(num_classes)).nonzero()):
         raise UserError(f"{name}: no training image has label {int(absent[0])}; number classes from 0, without gaps")
     for split, (images, labels) in held.items():
         try:
@@ -60,7 +61,8 @@ def _split(name: str, function: Callable[..., Any], split: str) -> tuple[Tensor,
         raise UserError(
             f"{name}({split!r}) gives images {kind} {tuple(x.shape)}; they must be uint8 (n, 3, size, size)"
         )
-    if y.is_floating_point() or y.ndim != 1 or len(y) != len(x) or int(y.min()) < 0:
+    whole = not (y.is_floating_point() or y.is_complex())
+    if not whole or y.ndim != 1 or len(y) != len(x) or y.long().min() < 0:  # torch has no min of uint16
         kind = str(y.dtype).removeprefix("torch.")
         need = f"{len(x)} images need ({len(x)},), whole, from 0 up"
         raise UserError(f"{name}({split!r}) gives labels {kind} {tuple(y.shape)}; {need}")

@@ -32,6 +32,15 @@ GOOD = """
     def with_a_gap(split):
         return np.zeros((6, 3, 16, 16), np.uint8), 2 * (np.arange(6) % 3)
 
+    def far_apart(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), 10**15 * (np.arange(6) % 3)
+
+    def complex_labels(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3 + 0j
+
+    def narrow(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), (np.arange(6) % 3).astype(np.uint16)
+
     def fractions(split):
         return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3 / 2
 
@@ -63,6 +72,10 @@ def test_a_named_function_is_a_set(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_labels_may_be_of_any_whole_type():
+    assert data.load(data.use("own_data:narrow"))[1].tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_a_name_that_nobody_gave_runs_nothing():
     for ask in (data.find, data.load, data.verify):
         with pytest.raises(UserError, match=r"is code, which no file may have run; name it yourself: --data"):
@@ -78,6 +91,8 @@ def test_a_name_that_nobody_gave_runs_nothing():
         ("own_data:fractions", r"gives labels float64 \(6,\); 6 images need \(6,\), whole"),
         ("own_data:from_one", "no training image has label 0"),
         ("own_data:with_a_gap", "no training image has label 1"),
+        ("own_data:far_apart", "no training image has label 1"),
+        ("own_data:complex_labels", r"gives labels complex128 \(6,\)"),
         ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
         ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
         ("own_data:number", "is a int; name a function"),
