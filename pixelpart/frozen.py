@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -119,11 +120,27 @@ class Folding:
 
     def compile(self) -> None:
         """From now on the folding itself is a few kernels instead of a few for every layer."""
-        self._fill = torch.compile(self._fill_both, dynamic=False, fullgraph=True)
+
+        def fill(live: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            return self._fill_both(live)
+
+        self._fill = compiled(fill)
 
     def interpret(self) -> None:
         """Undoes `compile`."""
         self._fill = self._fill_both
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, whole, for the shapes it meets.
+
+    torch keeps only so many compiled versions of one code object, over all runs of a process: each caller gets its own.
+    """
+    assert isinstance(function, FunctionType)
+    code, closure = function.__code__.replace(), function.__closure__
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return torch.compile(own, dynamic=False, fullgraph=True)
 
 
 def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False) -> Frozen | None:

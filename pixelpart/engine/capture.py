@@ -8,7 +8,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,11 +18,13 @@ from pixelpart.attacks.pgd import move, signed_step, total_loss
 from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.frozen import compiled
 from pixelpart.kernels import cudnn
 from pixelpart.types import Images, Labels
 
 Key = tuple[str, float, bool, int]  # what two steps from one graph have in common
-UNFIT = (RuntimeError, torch._dynamo.exc.TorchDynamoException)  # what compiling or capturing may raise
+# what compiling or capturing may raise
+UNFIT = (RuntimeError, torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
 
 class Captured:
@@ -112,18 +113,6 @@ def reason(error: Exception) -> str:
     """The first line of what went wrong, not of what torch's compiler wraps around it."""
     inner = getattr(error, "inner_exception", None) or error.__cause__ or error
     return next(iter(str(inner).splitlines()), type(inner).__name__)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled, whole, for the shapes it meets.
-
-    torch keeps only so many compiled versions of one code object, over all runs of a process: each caller gets its own.
-    """
-    assert isinstance(function, FunctionType)
-    code, closure = function.__code__.replace(), function.__closure__
-    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return torch.compile(own, dynamic=False, fullgraph=True)
 
 
 def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:

@@ -204,9 +204,27 @@ def test_without_a_compiler_the_run_goes_on_plainly(monkeypatch):
 def test_as_many_runs_in_one_process_as_one_likes_can_be_compiled(backend):
     """torch keeps what it compiles by code object, eight to each; each learner has code objects of its own."""
     with torch._dynamo.config.patch(recompile_limit=2):
-        for _ in range(3):
-            view = Folding(Small())()
-            capture.compiled(total_loss)(view, torch.rand(2, 3, 8, 8), torch.tensor([1, 2]), F.cross_entropy)
+        for classes in (10, 20, 30):
+            folding = Folding(models.build("tiny-cnn", num_classes=classes))
+            folding.compile()
+            capture.compiled(total_loss)(folding(), torch.rand(2, 3, 8, 8), torch.tensor([1, 2]), F.cross_entropy)
+
+
+@pytest.mark.parametrize("backend", ["eager"], indirect=True)
+def test_past_torchs_limit_a_run_goes_on_plainly(backend, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(Captured, "_capture", lambda self, phase, inputs: train_step(self.learner, phase, inputs))
+    plan, said = plan_for("part", burn_in={"epochs": 1}), []
+    fast, plain = learner_for(plan), learner_for(plan)
+    step = Captured(fast, full=6, say=said.append)
+    with torch._dynamo.config.patch(recompile_limit=1):  # the budget is a number, then a tensor
+        step._capture_or_say(("burn-in", 0.0, True, 6), plan.burn_in, some_inputs(plan))
+        assert said == []
+        step(fast, plan.main, some_inputs(plan))
+    train_step(plain, plan.main, some_inputs(plan))
+    assert len(said) == 1
+    for mine, theirs in zip(fast.state().values(), plain.state().values(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 # -- on a GPU: ResNet-18 in bf16, captured, as the recipes for CIFAR-10 train it
