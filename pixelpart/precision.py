@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from pixelpart.device import current
+
 
 @contextmanager
 def full_precision(device: torch.device | str = "cpu") -> Iterator[None]:
-    """Switches TF32, bf16 products and autocast off; all are as before on leaving, also by an exception."""
+    """Switches TF32, bf16 products and autocast off on the device, which is the current one; then all is as before."""
     backends: Any = torch.backends
     kernels = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
     kernels += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
@@ -25,7 +27,7 @@ def full_precision(device: torch.device | str = "cpu") -> Iterator[None]:
             backends.cudnn.allow_tf32 = False
         for kernel in kernels:
             kernel.fp32_precision = "ieee"
-        with torch.autocast(torch.device(device).type, enabled=False):
+        with current(device), torch.autocast(torch.device(device).type, enabled=False):
             yield
     finally:
         if older is not None:

@@ -1,7 +1,9 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from pixelpart.device import choose_device
+from pixelpart.device import choose_device, current
 from pixelpart.errors import UserError
 
 
@@ -18,6 +20,13 @@ def test_without_a_gpu_the_cpu_is_chosen(monkeypatch):
 def test_a_device_that_is_not_here_is_named_with_the_choices(name):
     with pytest.raises(UserError, match=f"no device '{name}' here; choose from cpu"):
         choose_device(name)
+
+
+def test_a_gpu_is_made_the_current_one_and_on_a_cpu_nothing_is(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: made.append(device) or nullcontext())
+    with current("cpu"), current(torch.device("cpu")), current("cuda:1"):
+        assert made == ["cuda:1"]
 
 
 @pytest.mark.gpu

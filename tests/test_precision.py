@@ -39,3 +39,10 @@ def test_autocast_around_it_does_not_reach_inside():
         assert (a @ a).dtype == torch.bfloat16
         with full_precision():
             assert (a @ a).dtype == torch.float32
+
+
+def test_the_device_is_the_current_one_inside(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: made.append(device) or contextlib.nullcontext())
+    with full_precision("cuda:1"):
+        assert made == ["cuda:1"]

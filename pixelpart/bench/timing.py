@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pixelpart.device import current
 from pixelpart.engine.capture import fast_arithmetic
 from pixelpart.precision import full_precision
 
@@ -161,7 +162,7 @@ def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
 @contextmanager
 def arithmetic(device: torch.device) -> Iterator[None]:
     """The same switches for all that is compared: on a GPU those of training, also for the baselines; on a CPU IEEE."""
-    with fast_arithmetic() if device.type == "cuda" else full_precision(device):
+    with current(device), fast_arithmetic() if device.type == "cuda" else full_precision(device):
         yield
 
 

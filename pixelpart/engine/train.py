@@ -11,7 +11,7 @@ import torch
 
 from pixelpart import draws
 from pixelpart.config import Config
-from pixelpart.device import choose_device
+from pixelpart.device import choose_device, current
 from pixelpart.engine import probe, review, sets
 from pixelpart.engine.build import Plan, build
 from pixelpart.engine.capture import Captured, fast_arithmetic
@@ -58,10 +58,11 @@ def train(
     with joined() as world:
         place, screen = choose_device(device or local_device()), screen or Screen()
         shown = screen if world.leads else Screen(quiet=True)
-        trainer = Trainer(plan, folder, place, shown, world, data_root=data_root, fast=fast)
-        with folder.locked() if world.leads else nullcontext():
-            trainer.run(save_seconds)
-        world.wait()  # for what the first one writes
+        with current(place):
+            trainer = Trainer(plan, folder, place, shown, world, data_root=data_root, fast=fast)
+            with folder.locked() if world.leads else nullcontext():
+                trainer.run(save_seconds)
+            world.wait()  # for what the first one writes
     return Run(folder.path)
 
 

@@ -68,8 +68,9 @@ class Plan:
             (1003, POINTER, [spare.data_ptr()]),  # workspace
         )
         handle = _handle(spare.device)
-        _check("cudnnSetStream", handle, ctypes.c_void_p(torch.cuda.current_stream(spare.device).cuda_stream))
-        _check("cudnnBackendExecute", handle, self.descriptor, pack)
+        with torch.cuda.device(spare.device):
+            _check("cudnnSetStream", handle, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+            _check("cudnnBackendExecute", handle, self.descriptor, pack)
         _check("cudnnBackendDestroyDescriptor", pack)
 
 

@@ -32,9 +32,10 @@ def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, ready: bool = Fals
     x, weight = _nhwc(x), _nhwc(weight)
     n, _, h, w = x.shape
     out = _like(x, len(weight), torch.bfloat16)
-    _forward[(triton.cdiv(n * h * w, BLOCK),)](
-        x, weight, bias, out, n * h * w, h, w, channels=len(weight), relu=relu, block=BLOCK, num_warps=4
-    )
+    with torch.cuda.device(x.device):
+        _forward[(triton.cdiv(n * h * w, BLOCK),)](
+            x, weight, bias, out, n * h * w, h, w, channels=len(weight), relu=relu, block=BLOCK, num_warps=4
+        )
     return out
 
 
@@ -48,18 +49,20 @@ def stem_backward(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor
     n, _, h, w = grad.shape
     pixels, back = n * h * w, _like(grad, 3, torch.float32)
     parts = grad.new_empty((27, pixels), dtype=torch.float32)
-    _parts[(triton.cdiv(pixels, BLOCK),)](
-        grad,
-        grad if output is None else _nhwc(output),
-        weight,
-        parts,
-        pixels,
-        channels=len(weight),
-        relu=output is not None,
-        block=BLOCK,
-        num_warps=4,
-    )
-    _gather[(triton.cdiv(pixels, 2 * BLOCK),)](parts, back, pixels, h, w, block=2 * BLOCK, num_warps=4)
+    gate = grad if output is None else _nhwc(output)
+    with torch.cuda.device(grad.device):
+        _parts[(triton.cdiv(pixels, BLOCK),)](
+            grad,
+            gate,
+            weight,
+            parts,
+            pixels,
+            channels=len(weight),
+            relu=output is not None,
+            block=BLOCK,
+            num_warps=4,
+        )
+        _gather[(triton.cdiv(pixels, 2 * BLOCK),)](parts, back, pixels, h, w, block=2 * BLOCK, num_warps=4)
     return back
 
 

@@ -1,5 +1,6 @@
 """A run as its user meets it: it starts, stops, goes on, ends, and never loses what it had."""
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -12,7 +13,9 @@ import torch
 from pixelpart import data
 from pixelpart.engine import maps
 from pixelpart.engine import train as train_module
+from pixelpart.engine.learner import Learner
 from pixelpart.engine.probe import Reading
+from pixelpart.engine.step import train_step
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
 from pixelpart.run import Run
@@ -254,3 +257,27 @@ def test_the_best_is_never_a_burn_in_epoch(small, quiet, tmp_path, monkeypatch):
     monkeypatch.setattr(train_module.probe, "read", lambda *_, **__: Reading(0.5, 0.5, float(next(grows))))
     run = train(small(epochs=3), tmp_path / "run", screen=quiet)
     assert load_checkpoint(run.folder.checkpoint("best"))[1]["epoch"] == 2
+
+
+def test_all_of_a_run_happens_while_its_device_is_the_current_one(small, quiet, tmp_path, monkeypatch):
+    """Among several GPUs a graph is captured on the current one, wherever the weights are: it would be empty."""
+    inside, learners = [], []
+
+    @contextlib.contextmanager
+    def current(device):
+        inside.append(device)
+        yield
+        inside.clear()
+
+    def learner(*args):
+        learners.append(list(inside))
+        return Learner(*args)
+
+    def step(*args):
+        assert inside == [torch.device("cpu")]
+        train_step(*args)
+
+    for name, stand_in in (("current", current), ("Learner", learner), ("train_step", step)):
+        monkeypatch.setattr(train_module, name, stand_in)
+    train(small("at", epochs=1), tmp_path / "run", screen=quiet)
+    assert learners == [[torch.device("cpu")]]
