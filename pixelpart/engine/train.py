@@ -48,8 +48,8 @@ def train(
     """Trains what the config says into the folder `out`, or goes on with the run that is there; returns it opened.
 
     Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped. On a GPU the step
-    is compiled and captured unless `fast` is False; the numbers differ by rounding alone. Processes that torchrun has
-    started share every batch.
+    is compiled and captured unless `fast` is False; the numbers differ by rounding alone, but for a network's dropout.
+    Processes that torchrun has started share every batch.
     """
     config = sets.settled(config)
     plan = build(config)
