@@ -161,8 +161,11 @@ def _check(wrapped: Wrapped, example: Tensor | None) -> None:
             raise UserError(f"{name} takes no images of shape {shape}; give wrap an example ({error})") from error
         try:
             logits = wrapped(example)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise UserError(f"head(features(x)) of {name} fails: {error}") from error
+    for what, given in ((f"{name}(x)", expected), ("head(features(x))", logits)):
+        if not isinstance(given, Tensor):
+            raise UserError(f"{what} gives a {type(given).__name__}, not logits; wrap a module that gives them alone")
     if logits.shape != expected.shape:
         shapes = tuple(logits.shape), tuple(expected.shape)
         raise UserError(f"head(features(x)) has shape {shapes[0]} and {name}(x) {shapes[1]}; they must be equal")

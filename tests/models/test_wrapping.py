@@ -157,6 +157,20 @@ def test_a_module_that_takes_no_part_is_refused(net: Net) -> None:
         wrap(net, features="unused", head="fc")
 
 
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return x, None
+
+
+def test_more_than_logits_is_refused(net: Net) -> None:
+    with pytest.raises(UserError, match=r"Sequential\(x\) gives a tuple, not logits"):
+        wrap(nn.Sequential(net, Pair()), features="0.embed", head="0.classify")
+    with pytest.raises(UserError, match=r"head\(features\(x\)\) gives a tuple, not logits"):
+        wrap(net, features="embed", head=lambda acts: (net.classify(acts), None))
+    with pytest.raises(UserError, match=r"of Net fails: 'tuple' object has no attribute 'mean'"):
+        wrap(net, features=lambda x: (net.embed(x), None), head=net.fc)
+
+
 def test_an_example_serves_networks_of_another_input() -> None:
     class Strict(Net):
         def forward(self, x: Tensor) -> Tensor:
