@@ -237,9 +237,8 @@ class Trainer:
                 f"resumed at step {self.at.step}: step {self.at.step % steps} of {steps} in epoch {self.at.epoch + 1}"
             )
         else:
-            self.say(
-                f"{config.recipe}: {config.epochs} epochs of {steps} steps on {self.device}, config {config.hash()}"
-            )
+            where = f"{self.device}" if isinstance(self.step, Captured) else f"{self.device}, run plainly"
+            self.say(f"{config.recipe}: {config.epochs} epochs of {steps} steps on {where}, config {config.hash()}")
         if self.skipped:
             more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
             self.say(f"{len(self.skipped)} bad left out: {'; '.join(self.skipped[:3])}{more}")

@@ -50,7 +50,8 @@ def test_a_run_leaves_what_design_promises(small, quiet, tmp_path):
     assert not run.model.training
     best = min(run.metrics[1:], key=lambda row: row["robust_ce"])  # burn-in does not count
     assert load_checkpoint(run.folder.checkpoint("best"))[1]["epoch"] == best["epoch"]
-    assert "3 epochs of 4 steps" in (run.dir / "log.txt").read_text()
+    said = (run.dir / "log.txt").read_text()
+    assert "3 epochs of 4 steps on cpu, run plainly" in said
 
 
 def test_a_finished_run_says_so_and_changes_nothing(small, quiet, tmp_path):
