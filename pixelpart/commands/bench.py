@@ -16,7 +16,7 @@ def bench(args: list[str]) -> None:
     parser = Parser(prog="pixelpart bench", description=bench.__doc__)
     parser.add_argument("what", choices=benches.KINDS)
     parser.add_argument("run", nargs="?", metavar="RUN", help="autoattack: the run folder whose model is attacked")
-    parser.add_argument("--model", help="the network (here: resnet18)")
+    parser.add_argument("--model", help="the network, or module:function (here: resnet18)")
     parser.add_argument("--batch-size", type=positive, help="images at a time (here: 128; autoattack: 1024 on a GPU)")
     parser.add_argument("--steps", type=positive, help="train, attack, scale, stream: steps of PGD (here: 10)")
     parser.add_argument("--methods", help=f"train: comma-separated (here: {','.join(benches.METHODS)})")
@@ -38,6 +38,10 @@ def bench(args: list[str]) -> None:
         if found.run is None:
             raise UserError("say whose model is attacked: bench autoattack RUN")
         settings["root"] = found.data_root
+    if found.model:
+        from pixelpart import models
+
+        models.use(found.model)
     run_bench = getattr(importlib.import_module(f"pixelpart.bench.{found.what}"), f"bench_{found.what}")
     result = run_bench(say=Screen(quiet=found.quiet).say, **settings)
     print(json.dumps(result.as_json(), indent=2) if found.json else result)

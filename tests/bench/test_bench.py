@@ -114,6 +114,16 @@ def test_autoattack_is_held_against_its_authors_code(capsys, tmp_path, monkeypat
     assert figures["robust accuracy, ours"] - figures["robust accuracy, reference"] == pytest.approx(apart / 8)
 
 
+def test_a_users_own_network_is_measured_as_well(capsys, tmp_path, monkeypatch):
+    (tmp_path / "nets_to_bench.py").write_text(
+        "import pixelpart as pp\n\ndef small(k):\n    return pp.models.build('tiny-cnn', num_classes=k)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    args = ["--model", "nets_to_bench:small", *TINY[2:]]
+    assert json.loads(run(capsys, "cam", *args, "--json"))["settings"]["model"] == "nets_to_bench:small"
+    assert "no 'large'" in refused(capsys, "cam", "--model", "nets_to_bench:large", *TINY[2:])
+
+
 def test_every_method_is_held_against_its_own_baseline(capsys):
     found = json.loads(run(capsys, "train", *TINY, "--steps", "1", "--methods", "at,part", "--json"))
     assert [(row["what"], row["baseline"]) for row in found["rows"]] == [
