@@ -4,7 +4,7 @@ import torch
 
 from pixelpart import models
 from pixelpart.bench import REPEATS
-from pixelpart.bench.timing import Report, Say, arithmetic, compare, machine
+from pixelpart.bench.timing import Report, Say, arithmetic, compare, machine, over
 from pixelpart.bench.train import our_maker, step_config
 from pixelpart.device import choose_device
 
@@ -44,6 +44,6 @@ def bench_scale(
                 )
             rows = compare(makers, device=place, images=images, repeats=repeats, say=say, memory=False)
             report.rows += rows
-            bare, masked = (row.milliseconds for row in rows)
-            report.figures[f"share of the masks, {where}"] = 1 - bare / masked
+            bare, masked = (row.times for row in rows)
+            report.figures[f"share of the masks, {where}"] = 1 - over(bare, masked)
     return report

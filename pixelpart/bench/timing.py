@@ -5,7 +5,7 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """One way of doing the work. `ratio` is how many times as fast as `baseline` it is, by medians."""
+    """One way of doing the work. `ratio`: how many times as fast as `baseline` it is, in the median of the rounds."""
 
     what: str
     baseline: str
@@ -58,11 +58,12 @@ class Report:
 
     def __str__(self) -> str:
         wide = max(len(row.what) for row in self.rows)
-        head = f"{'':<{wide}} {'ms':>10} {'ratio':>8} {'images/s':>10}"
+        head = f"{'':<{wide}} {'ms':>10} {'ratio':>8} {'us/image':>10} {'images/s':>10}"
         on_gpu = any(row.peak_mib is not None for row in self.rows)
         lines = [head + (f" {'peak MiB':>10} {'TFLOP/s':>9}" if on_gpu else "")]
         for row in self.rows:
-            line = f"{row.what:<{wide}} {row.milliseconds:>10.2f} {row.ratio:>7.2f}x {row.images_per_second:>10.0f}"
+            line = f"{row.what:<{wide}} {row.milliseconds:>10.2f} {row.ratio:>7.2f}x"
+            line += f" {1e6 / row.images_per_second:>10.1f} {row.images_per_second:>10.0f}"
             if on_gpu:
                 line += f" {_or_blank(row.peak_mib):>10} {_or_blank(row.tflops):>9}"
             lines.append(line)
@@ -110,13 +111,18 @@ def compare(
             what,
             bases[what],
             milliseconds=middle[what],
-            ratio=middle[bases[what]] / middle[what],
+            ratio=over(times[bases[what]], times[what]),
             images_per_second=1000 * images / middle[what],
             times=times[what],
             peak_mib=peaks[what],
         )
         for what in makers
     ]
+
+
+def over(times: Sequence[float], others: Sequence[float]) -> float:
+    """How many times the others the times are, in the median of the rounds: a slow round has slowed both."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def calls_of(run: Run, device: torch.device) -> int:

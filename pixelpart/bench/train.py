@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pixelpart import attacks, draws, recipes
 from pixelpart.bench import METHODS, PRECISIONS, REPEATS, baselines
 from pixelpart.bench.attack import random_batch
-from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine, once
+from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine, once, over
 from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.device import choose_device
@@ -214,6 +214,6 @@ def add_figures(report: Report, methods: Sequence[str]) -> None:
         if BASES.get(method) not in methods:
             continue
         masked, bare = report[our_name(method)], report[our_name(BASES[method])]
-        report.figures[f"time of {method} over {BASES[method]}"] = masked.milliseconds / bare.milliseconds
+        report.figures[f"time of {method} over {BASES[method]}"] = over(masked.times, bare.times)
         if masked.peak_mib is not None and bare.peak_mib is not None:
             report.figures[f"peak memory of {method} over {BASES[method]}"] = masked.peak_mib / bare.peak_mib
