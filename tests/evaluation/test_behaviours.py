@@ -42,9 +42,11 @@ def test_accuracy_has_to_fall_as_eps_grows_and_to_nothing(counts, verdict):
 
 @pytest.mark.parametrize(("fgsm", "verdict"), [(500, EXPECTED), (380, EXPECTED), (379, SUSPICIOUS), (0, SUSPICIOUS)])
 def test_one_step_may_find_two_percent_of_what_twenty_leave(fgsm, verdict):
-    found = behaviours.one_step(scripted(one_step=fgsm), torch.arange(1000) < 400)
-    assert found.verdict == verdict
-    assert found.numbers["fgsm_only"] == max(0, 400 - fgsm)
+    for script in ({"one_step": fgsm, "one_averaged_step": 380}, {"one_step": 380, "one_averaged_step": fgsm}):
+        found = behaviours.one_step(scripted(**script), torch.arange(1000) < 400)
+        assert found.verdict == verdict
+        only = sorted((found.numbers["fgsm_only"], found.numbers["averaged_only"]))
+        assert only == sorted((max(0, 400 - fgsm), 20))
 
 
 @pytest.mark.parametrize(("after", "verdict"), [(400, EXPECTED), (390, EXPECTED), (389, SUSPICIOUS)])

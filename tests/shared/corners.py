@@ -75,6 +75,11 @@ def shattered(x):
     return x + 0.002 * torch.sin(1e5 * x)
 
 
+def rippled(x):
+    """Nearly the same images, and a ripple as wide as three steps of PGD: its gradient is true, and of no use."""
+    return x + 2 / 255 * torch.sin(2 * torch.pi * 255 / 6 * x)
+
+
 def on_the_levels(x):
     """The same images, and a gradient at images of whole levels alone: a random start is none."""
     whole = (x * 255 - (x * 255).round()).abs() < 1e-3
@@ -87,5 +92,6 @@ MASKED = {
     "random": ({"change": random}, set()),  # what it shows is chance; that it is random is told
     "backwards": ({"change": backwards}, {"unbounded", "growing eps", "black box"}),
     "shattered": ({"change": shattered}, {"black box"}),
+    "rippled": ({"change": rippled}, {"one step"}),
     "on the levels": ({"change": on_the_levels}, {"one step", "unbounded", "growing eps", "black box"}),
 }
