@@ -78,10 +78,11 @@ class Loader:
 
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
         """Image numbers in the order in which this epoch visits them."""
-        if self._order is None or self._order[0] != epoch:
+        held = self._order  # read once: a thread may gather another epoch's batches
+        if held is None or held[0] != epoch:
             order = torch.randperm(len(self.labels), generator=generator(self.seed, "order", epoch))
-            self._order = (epoch, order.to(self.labels.device))
-        return self._order[1]
+            held = self._order = (epoch, order.to(self.labels.device))
+        return held[1]
 
     def global_size(self, step: int) -> int:
         """Images in this step over all ranks."""

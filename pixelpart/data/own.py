@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,9 @@ def data_set(name: str) -> DataSet:
 
 def _split(name: str, function: Callable[..., Any], split: str) -> tuple[Tensor, Tensor]:
     try:
-        x, y = map(torch.as_tensor, function(split))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor is it written to
+            x, y = map(torch.as_tensor, function(split))
     except (Exception, SystemExit) as error:  # the user's own code: it may fail in any way
         raise failed(f"{name}({split!r})", error) from error
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or x.shape[2] != x.shape[3] or not len(x):

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from pixelpart import cli, data
+from pixelpart.data import picture
 from pixelpart.errors import UserError
 
 COLOURS = {"cat": (200, 30, 30), "dog": (30, 200, 30), "fox": (30, 30, 200)}
@@ -147,6 +148,15 @@ def deep_colours(path, kind=2, channels=3):
     )
 
 
+def patched(path, mark, at, bits):
+    """The picture with some bits set in a byte behind the mark, where the file tells how deep its colours are."""
+    Image.effect_noise((16, 16), 50).convert("RGB").save(path)
+    content = bytearray(path.read_bytes())
+    assert content.count(mark) == 1
+    content[content.index(mark) + at] |= bits
+    path.write_bytes(content)
+
+
 def half_transparent(path):
     image = Image.new("RGBA", (9, 9), (1, 2, 3, 255))
     image.paste((1, 2, 3, 0), (0, 0, 9, 5))
@@ -164,6 +174,9 @@ BAD = {
     "deep-rgba.png": (lambda p: deep_colours(p, 6, 4), r"more than 8 bits a channel \(mode RGBA"),
     "deep.ppm": (lambda p: p.write_bytes(b"P6 9 9 65535\n" + 9 * 9 * 3 * b"\xff\x80"), "more than 8 bits a channel"),
     "deep-plain.ppm": (lambda p: p.write_text("P3 2 2 1023" + 12 * " 900"), "more than 8 bits a channel"),
+    "deep.jp2": (lambda p: patched(p, b"\xff\x4f\xff\x51", 42, 8), "more than 8 bits a channel"),
+    "deep-blue.jp2": (lambda p: patched(p, b"\xff\x4f\xff\x51", 48, 8), "more than 8 bits a channel"),
+    "drawing.eps": (lambda p: Image.new("RGB", (9, 9)).save(p), "is not a picture that can be read"),
     "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits a channel \(mode F\)"),
     "lab.tif": (lambda p: Image.new("LAB", (9, 9)).save(p), "has colours of mode LAB"),
     "glass.png": (half_transparent, "can be seen through at 45 of its pixels"),
@@ -173,6 +186,16 @@ BAD = {
     "empty.jpg": (lambda p: p.write_bytes(b""), "is not a picture"),
     "gone.jpg": (lambda p: p.symlink_to("nowhere.jpg"), "cannot be decoded: No such file"),
 }
+
+
+@pytest.mark.parametrize("suffix", ["avif", "bmp", "gif", "jp2", "jpeg", "png", "ppm", "qoi", "tga", "tiff", "webp"])
+def test_every_format_of_the_list_is_read(base, suffix):
+    Image.init()
+    if Image.registered_extensions().get(f".{suffix}") not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {suffix}")
+    add(base, Image.new("RGB", (16, 16), (0, 128, 255)), f"train/cat/x.{suffix}")
+    image = load(base)[0][4].float().mean((1, 2))
+    assert (image - torch.tensor([0.0, 128.0, 255.0])).abs().max() < 4
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -189,6 +212,12 @@ def test_a_file_that_cannot_be_used_is_named_and_left_out_only_when_told(base, n
 def _without(base, name):
     (base / "train" / "dog" / name).unlink()
     return load(base)[0]
+
+
+@pytest.mark.parametrize(("flags", "deep"), [(0x0C, False), (0x4C, True), (0x6C, True), (0x8C, False)])
+def test_an_avif_says_how_deep_it_is(flags, deep):
+    """Behind av1C: marker and version, profile and level, then tier, high_bitdepth, twelve_bit and five bits more."""
+    assert picture._deep(b"ftypavif...av1C" + bytes([0x81, 0x00, flags, 0x00])) is deep
 
 
 def test_what_was_left_out_is_counted(base, capsys):
