@@ -160,9 +160,13 @@ def check_gradient(model: Model, pictures: Pictures, *, probes: int) -> None:
         loss = losses.ce(model(x.requires_grad_()), y).sum()
         grad = torch.autograd.grad(loss, x, allow_unused=True)[0] if loss.requires_grad else None
     if grad is None:
-        raise UserError("no gradient reaches the model's input (no_grad in its forward?); only natural can run")
+        raise UserError(
+            "no gradient reaches the model's input (no_grad in its forward?); only natural and square can run"
+        )
     if not grad.isfinite().all():
-        raise UserError("the gradient of the model's loss is NaN or infinite at a test image; only natural can run")
+        raise UserError(
+            "the gradient of the model's loss is NaN or infinite at a test image; only natural and square can run"
+        )
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -22,6 +22,7 @@ from pixelpart.frozen import frozen
 
 VERSION = 1  # raised when outcomes change though no source does
 ENGINES = ("own", "reference")  # who runs autoattack
+GRADIENT_FREE = ("natural", "square")  # what runs on any model, also where no gradient reaches its input
 AUTOATTACKS = {"autoattack": "standard", "autoattack-plus": "plus"}
 RADII = {"l2": 0.5, "l1": 12.0}  # eps in these norms, unless an attack's name has its own: the usual ones for CIFAR-10
 

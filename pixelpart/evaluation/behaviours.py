@@ -23,6 +23,7 @@ POINTS = 100  # sampled in the ball of each image
 # Shares of the images; one image is always allowed.
 REST = 0.01  # that may be left where nothing should be
 ELSEWHERE = 0.02  # that may fall to another attack alone; to another random start of PGD-20 about 1 % do
+AVERAGED = 0.03  # that may fall to a step by averaged gradients alone; of honest models up to 1.5 % were seen to
 HALF = 0.5  # with this eps every image can be made grey, about which a model can be right for one class alone
 
 
@@ -117,8 +118,8 @@ def one_step(trial: Trial, left: Flags) -> Behaviour:
         "one step",
         f"FGSM leaves {trial.share(after):.2%} right, by a gradient averaged over the ball "
         f"{trial.share(averaged):.2%}, PGD-20 {trial.share(left):.2%}; {only} and {smooth} fall to one step alone",
-        f"at most {ELSEWHERE:.0%} of the images fall to one step and not to twenty",
-        _verdict(trial.too_many(max(only, smooth), ELSEWHERE)),
+        f"at most {ELSEWHERE:.0%} of the images fall to one step and not to twenty, {AVERAGED:.0%} to an averaged one",
+        _verdict(trial.too_many(only, ELSEWHERE) or trial.too_many(smooth, AVERAGED)),
         {"fgsm": trial.share(after), "averaged": trial.share(averaged), "pgd20": trial.share(left), "fgsm_only": only,
          "averaged_only": smooth},
     )  # fmt: skip

@@ -15,6 +15,7 @@ from pixelpart.errors import UserError, unknown
 from pixelpart.evaluation import accuracy, adaptive, cache, guards, identity
 from pixelpart.evaluation.asked import (
     ENGINES,
+    GRADIENT_FREE,
     Asked,
     check_radius,
     choices,
@@ -96,7 +97,7 @@ def evaluate(
         logits = accuracy.check_model(model, them.pictures, probes=identity.PROBES)
         signature = identity.signature(logits)
         wanted = [fitted(attack, logits.shape[1], engine=engine, say=say) for attack in wanted]
-        if any(attack.kind != "natural" for attack in wanted):
+        if any(attack.kind not in GRADIENT_FREE for attack in wanted):
             accuracy.check_gradient(model, them.pictures, probes=identity.PROBES)
         if any(attack.kind in adaptive.ADAPTIVE for attack in wanted):
             adaptive.check_mask(model, them.pictures, them.config)
@@ -118,7 +119,7 @@ def evaluate(
                 if attack.kind != "natural" and clean is None:
                     clean = accuracy.natural(model, them.pictures, batch_size=batch_size).numpy()
                 doubts = [*them.doubts, *looked(guards.of_model)]
-                if attack.kind != "natural":
+                if attack.kind not in GRADIENT_FREE:
                     doubts += [*looked(guards.of_gradients), *guards.of_settings(facts["eps"], facts["settings"])]
                 file = _journal_file(them, asked, world) if attack.kind != "natural" else None
                 question = _question(attack, them, facts)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart.attacks import VERSIONS
+from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.attacks.autoattack import autoattack
 from pixelpart.attacks.square import square_search
+from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate
 from searches import short
 
@@ -101,3 +102,27 @@ def test_stopped_after_square_it_goes_on_to_the_same_end(rough, hunted, tmp_path
     assert {name for name, *_ in hunted["asked"]} == {AGAIN}
     assert not settled & set(hunted["asked"])
     assert result.flags["autoattack"].tolist() == whole.flags["autoattack"].tolist()
+
+
+class Closed(nn.Module):
+    """A network through which no gradient comes."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    @torch.no_grad()
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_square_needs_no_gradient_and_is_run_where_there_is_none(net, pair, monkeypatch):
+    """Its figures are those of the open network; whoever follows a gradient is refused."""
+    monkeypatch.setitem(SEARCHES, "square", square_search(100))
+    settings = {"data": pair, "attacks": ["natural", "square"], "eps": 0.02}
+    closed, opened = evaluate(Closed(net.eval()), **settings), evaluate(net.eval(), **settings)
+    assert closed.flags["square"].tolist() == opened.flags["square"].tolist()
+    assert closed["square"].doubts == []
+    assert 0 < closed["square"].correct < closed["natural"].correct
+    with pytest.raises(UserError, match=r"no gradient reaches the model's input.*only natural and square can run"):
+        evaluate(Closed(net.eval()), **settings | {"attacks": ["natural", "square", "pgd20"]})
