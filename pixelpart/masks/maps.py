@@ -68,8 +68,6 @@ def cam(
     layer: "features", or the name of a submodule of the model whose output is an activation.
     """
     choose(masks.MAPS, method, "cam")
-    if target is not None and target.shape != (len(x),):
-        raise UserError(f"target has shape {tuple(target.shape)}; {len(x)} images need ({len(x)},)")
     if method in masks.ROLLOUTS:
         if layer != "features":
             raise UserError(f"cam {method!r} reads all blocks at once, so layer {layer!r} has no meaning; leave it out")

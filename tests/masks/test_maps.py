@@ -301,7 +301,6 @@ Mistake = Callable[[nn.Module, Tensor], object]
         (lambda m, x: masks.cam(m, x, method="rollout", layer="layer1"), "layer 'layer1' has no meaning"),
         (lambda m, x: masks.cam(m, x, layer="layer7"), "unknown layer 'layer7'; choose from act, fc, features, layer1"),
         (lambda m, x: masks.cam(m, x, layer="fc"), r"layer 'fc' gives \(4, 4\); a map needs"),
-        (lambda m, x: masks.cam(m, x, torch.tensor([1])), r"target has shape \(1,\); 4 images need \(4,\)"),
         (lambda m, x: masks.cam(nn.Flatten(), x), "Flatten has no features and head; pixelpart.models.wrap"),
         (lambda m, x: masks.cam(F.relu, x, layer="layer1"), "unknown layer 'layer1'; choose from features,"),
     ],
