@@ -96,6 +96,11 @@ def says_nothing(grads: Images) -> Flags:
     return ~(grads.isfinite() & (grads != 0)).flatten(1).any(1)
 
 
+def wide(flags: Flags, like: Tensor) -> Tensor:
+    """A flag for each sample, in a shape that goes with the tensor's."""
+    return flags.view(-1, *[1] * (like.ndim - 1))
+
+
 def spread(budget: Budget, x: Images) -> Tensor:
     """The budget as a tensor with a row for each sample."""
     if isinstance(budget, Tensor):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pixelpart.attacks.ball import project
-from pixelpart.attacks.search import Search, State, keep, opening, run
+from pixelpart.attacks.search import Search, State, keep, opening, run, wide
 from pixelpart.draws import Keys, hashed
 from pixelpart.errors import UserError
-from pixelpart.types import Budget, Flags, Images, Labels, Model
+from pixelpart.types import Budget, Images, Labels, Model
 
 FIRST_SHARE = 0.8
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the last squares before the share is halved
@@ -82,7 +82,7 @@ def _advance(net: Model, state: State, ahead: int = 1, *, steps: int, schedule: 
     proposed = [_with_square(state, state["step"] + i, schedule) for i in range(ahead)]
     for x_new, logits in zip(proposed, net(torch.cat(proposed)).chunk(ahead), strict=True):
         new = keep(state, x_new, logits) | {"step": state["step"] + 1}
-        state = state | {name: torch.where(_wide(due, tensor), tensor, state[name]) for name, tensor in new.items()}
+        state = state | {name: torch.where(wide(due, tensor), tensor, state[name]) for name, tensor in new.items()}
         due = due & (state["x_adv"] == first).flatten(1).all(1) & (state["step"] < steps)
     return state
 
@@ -101,10 +101,6 @@ def _with_square(state: State, step: Tensor, schedule: Schedule) -> Images:
     window = rows[:, None, :, None] & columns[:, None, None, :]
     change = 2 * budget * _signs(drawn[:, 2:]).reshape(b, c, 1, 1)
     return project(state["x_adv"] + window * change, x, budget)
-
-
-def _wide(flags: Flags, like: Tensor) -> Tensor:
-    return flags.view(-1, *[1] * (like.ndim - 1))
 
 
 def _span(n: int, first: Tensor, length: Tensor) -> Tensor:

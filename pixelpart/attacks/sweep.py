@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pixelpart import graphs
-from pixelpart.attacks.search import Search, State
+from pixelpart.attacks.search import Search, State, wide
 from pixelpart.types import Flags, Images, Model
 
 Try = tuple[int, int]  # sample, number of the try
@@ -107,7 +107,7 @@ class Step:
         over = state["step"] >= self.search.steps
         new = self._moved(state)
         for name in JUDGED:
-            new[name] = torch.where(over.view(-1, *[1] * (new[name].ndim - 1)), state[name], new[name])
+            new[name] = torch.where(wide(over, new[name]), state[name], new[name])
         return new
 
     def _moved(self, state: State) -> State:
