@@ -7,7 +7,7 @@ buffers beforehand, and all that a step changes (weights, momentum, averages, su
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from pixelpart.engine.build import Phase
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.frozen import compiled
-from pixelpart.kernels import cudnn
 from pixelpart.types import Images, Labels
 
 Key = tuple[str, float, bool, int]  # what two steps from one graph have in common
@@ -82,11 +81,9 @@ class Captured:
         def forget_gradients() -> None:  # those of the graph are to be its own
             self.learner.optimizer.zero_grad(set_to_none=True)
 
-        often = len(inputs.labels) == self.full
-        with cudnn.made_to_measure() if often else nullcontext():
-            graph, _ = graphs.record(
-                lambda: train_step(self.learner, phase, buffers), pool=self._pool, between=forget_gradients
-            )
+        graph, _ = graphs.record(
+            lambda: train_step(self.learner, phase, buffers), pool=self._pool, between=forget_gradients
+        )
         return graph, buffers
 
     def measuring(self, measure: Callable[..., Tensor]) -> Callable[[Images, Labels, Images], Tensor]:

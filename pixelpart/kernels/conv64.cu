@@ -91,6 +91,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1)
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int down = (height + ROWS - 1) / ROWS, step = GROUPS * gridDim.x, size = height * WIDTH * CHANNELS;
 
+    // A block begins while the kernel before this one ends, up to here, and lets the next one do so.
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
     if (group) {  // the first is to begin with its tile
         for (int i = threadIdx.x - 128; i < WEIGHTS / 16; i += 128 * (GROUPS - 1)) {
             const int line = i / 8, tap = line / CHANNELS, channel = line % CHANNELS;

@@ -3,8 +3,6 @@
 Networks for small pictures spend a third of an attack there, and cuDNN's kernels wait for memory at that width.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -12,20 +10,13 @@ from pixelpart.kernels import cuda
 
 CHANNELS, GROUPS, POSITIONS, LINES = 64, 3, 136, 206  # as in conv64.cu: of a tile, without and with its border
 SHARED = 2 * CHANNELS * (9 * CHANNELS + 2 * GROUPS * LINES)  # bytes
-NUMBERS = range(68)  # accumulators of a product
-HEAD = "\n".join(
-    (
-        f'#define ACCUMULATORS "{", ".join(f"%{i}" for i in NUMBERS)}"',
-        f"#define REGISTERS(d) {', '.join(f'@(d[{i}])' for i in NUMBERS)}".replace("@", '"+f"'),
-        "",
-    )
-)
+HEAD = cuda.accumulators(68)
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel is for these, and not mostly busy with what lies beside an image."""
     _, _, height, width = x.shape
-    if weight.shape != (CHANNELS, CHANNELS, 3, 3) or not _hopper(x.device):
+    if weight.shape != (CHANNELS, CHANNELS, 3, 3) or not cuda.hopper(x.device):
         return False
     rows = rows_of(width)
     return rows > 0 and height * width >= 0.65 * POSITIONS * -(-height // rows)
@@ -55,7 +46,7 @@ def _run(
     images, _, height, width = x.shape
     rows = rows_of(width)
     for tensor in (x, weight, other, rectified):
-        if tensor is not None and not _fits(tensor):
+        if tensor is not None and not cuda.fits(tensor):
             raise cuda.Refused("not bf16, channels last and aligned")
     if any(tensor is not None and tensor.shape != x.shape for tensor in (other, rectified)):
         raise cuda.Refused("not one number for every pixel and channel")
@@ -66,21 +57,6 @@ def _run(
     if kernel is None:
         raise cuda.Refused("not made here")
     out = torch.empty_like(x)
-    blocks = min(_processors(x.device), images * -(-height // rows))
+    blocks = min(cuda.processors(x.device), images * -(-height // rows))
     kernel(blocks, 128 * GROUPS, x, weight, bias, other, rectified, out, images, height)
     return out
-
-
-def _fits(tensor: Tensor) -> bool:
-    nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
-    return nhwc and tensor.dtype == torch.bfloat16 and tensor.data_ptr() % 16 == 0
-
-
-@cache
-def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,6 @@
-"""Convolution, bias, residual and ReLU in one pass over memory: cuDNN fuses them, autograd by itself does not.
+"""Convolution, bias, residual and ReLU in one pass over memory, forward and back, which autograd by itself does not do.
+
+On a Hopper GPU by kernels of our own, conv64 and taps, elsewhere by cuDNN's fused forward pass or one by one.
 
 Only the gradients that an attack needs are there: with respect to the images, not the weights.
 """
@@ -9,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pixelpart.kernels import conv64, cudnn
+from pixelpart.kernels import conv64, taps
 from pixelpart.kernels.cuda import Refused
 
 
 @torch.library.custom_op("pixelpart::conv_relu", mutates_args=())
 def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
     """relu(conv(x, weight) + bias)"""
-    if (out := _of_64(x, weight, bias, None, stride, padding)) is not None:
+    if (out := _by_hand(x, weight, bias, None, stride, padding)) is not None:
         return out
     if x.is_cuda:
         return torch.cudnn_convolution_relu(x, weight, bias, [stride] * 2, [padding] * 2, [1, 1], 1)
@@ -26,7 +28,7 @@ def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int
 @torch.library.custom_op("pixelpart::conv_add_relu", mutates_args=())
 def conv_add_relu(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, stride: int, padding: int) -> Tensor:
     """relu(conv(x, weight) + bias + other)"""
-    if (out := _of_64(x, weight, bias, other, stride, padding)) is not None:
+    if (out := _by_hand(x, weight, bias, other, stride, padding)) is not None:
         return out
     if x.is_cuda and other.shape == _size(x, weight, stride, padding):
         args = [stride] * 2, [padding] * 2, [1, 1], 1
@@ -34,14 +36,16 @@ def conv_add_relu(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, stride
     return F.conv2d(x, weight, bias, stride, padding).add(other).relu()
 
 
-def _of_64(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: int, padding: int) -> Tensor | None:
-    """relu(conv(x, weight) + bias + other) by the kernel for 64 channels; None where it is not for these."""
-    if stride != 1 or padding != 1 or not conv64.suits(x, weight):
-        return None
+def _by_hand(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: int, padding: int) -> Tensor | None:
+    """relu(conv(x, weight) + bias + other) by a kernel of our own; None where there is none for these."""
     try:
-        return conv64.forward(x, weight, bias, other)
+        if padding == 1 and stride == 1 and conv64.suits(x, weight):
+            return conv64.forward(x, weight, bias, other)
+        if padding == 1 and taps.suits(x, weight, stride):
+            return taps.forward(x, weight, bias, other, stride=stride)
     except Refused:
-        return None
+        pass
+    return None
 
 
 @conv_relu.register_fake
@@ -104,6 +108,11 @@ def residual(
     if shortcut is None:
         return conv_add_relu(inner, second, second_bias, x, 1, 1), inner
     assert shortcut_bias is not None
+    if taps.suits(inner, second, 1):
+        try:
+            return taps.forward(inner, second, second_bias, extra=taps.Extra(x, shortcut, shortcut_bias)), inner
+        except Refused:
+            pass
     other = F.conv2d(x, shortcut, None, stride)
     return conv_add_relu(inner, second, second_bias + shortcut_bias, other, 1, 1), inner
 
@@ -128,13 +137,13 @@ def _(
 @torch.library.custom_op("pixelpart::rectified_gradient", mutates_args=())
 def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
     """where(rectified > 0, g + other, 0), g what a convolution of stride 1 and padding 1 sends back to `rectified`."""
-    if grad.is_cuda:
-        try:
-            if conv64.suits(grad, weight):
-                return conv64.backward(grad, weight, rectified, other)
-            return cudnn.input_gradient(grad, weight, rectified, other, padding=1)
-        except Refused:
-            pass
+    try:
+        if conv64.suits(grad, weight):
+            return conv64.backward(grad, weight, rectified, other)
+        if taps.suits(rectified, weight, 1):
+            return taps.backward(grad, weight, rectified, other)
+    except Refused:
+        pass
     back = _conv_backward(grad, rectified, weight, 1, 1)
     return torch.where(rectified > 0, back if other is None else back + other, 0)
 
@@ -142,6 +151,30 @@ def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: T
 @rectified_gradient.register_fake
 def _(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
     return torch.empty_like(rectified)
+
+
+@torch.library.custom_op("pixelpart::strided_gradient", mutates_args=())
+def strided_gradient(
+    grad: Tensor, weight: Tensor, beside: Tensor, shortcut: Tensor, rectified: Tensor, stride: int
+) -> Tensor:
+    """where(rectified > 0, g + s, 0), g and s what two convolutions of this stride, of 3x3 and 1x1, send back to it."""
+    try:
+        return taps.backward(grad, weight, rectified, stride=stride, extra=taps.Extra(beside, shortcut, None))
+    except Refused:
+        return torch.where(rectified > 0, _strided_back(grad, weight, beside, shortcut, rectified, stride), 0)
+
+
+@strided_gradient.register_fake
+def _(grad: Tensor, weight: Tensor, beside: Tensor, shortcut: Tensor, rectified: Tensor, stride: int) -> Tensor:
+    return torch.empty_like(rectified)
+
+
+def _strided_back(
+    grad: Tensor, weight: Tensor, beside: Tensor, shortcut: Tensor | None, x: Tensor, stride: int
+) -> Tensor:
+    """What a block sends back to x, for a compiler to fuse with what follows."""
+    other = beside if shortcut is None else _scattered(F.conv2d(beside, shortcut.transpose(0, 1)), x, stride)
+    return _conv_backward(grad, x, weight, stride, 1) + other
 
 
 def _remember_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -154,11 +187,14 @@ def _residual_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None
     x, first, second, shortcut, output, inner = ctx.saved_tensors
     grad = grad if ctx.ready else torch.where(output > 0, grad, 0)
     behind = rectified_gradient(grad, second, inner, None)
-    if shortcut is None and ctx.stride == 1 and ctx.rectified:
-        return rectified_gradient(behind, first, x, grad), *[None] * 9
-    other = grad if shortcut is None else _scattered(F.conv2d(grad, shortcut.transpose(0, 1)), x, ctx.stride)
-    back = _conv_backward(behind, x, first, ctx.stride, 1) + other
-    return torch.where(x > 0, back, 0) if ctx.rectified else back, *[None] * 9
+    if ctx.rectified and shortcut is None and ctx.stride == 1:
+        back = rectified_gradient(behind, first, x, grad)
+    elif ctx.rectified and shortcut is not None and taps.suits(x, first, ctx.stride):
+        back = strided_gradient(behind, first, grad, shortcut, x, ctx.stride)
+    else:
+        back = _strided_back(behind, first, grad, shortcut, x, ctx.stride)
+        back = torch.where(x > 0, back, 0) if ctx.rectified else back
+    return back, *[None] * 9
 
 
 residual.register_autograd(_residual_backward, setup_context=_remember_residual)

@@ -23,7 +23,6 @@ from pixelpart.engine.capture import Captured, copy_of, fast_arithmetic, tensors
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import Trainer
-from pixelpart.kernels import cudnn
 from pixelpart.runfolder import RunFolder
 from pixelpart.world import World
 
@@ -247,21 +246,6 @@ def test_a_phase_that_fails_late_leaves_what_was_learnt_before(cuda, monkeypatch
         train_step(plain, phase, some_inputs(seed=i))
         assert_same_state(fast, plain)
     assert len(said) == 1
-
-
-def test_kernels_are_made_for_full_batches_alone(cuda, monkeypatch):
-    """The short one comes once an epoch, too seldom for it."""
-    wanted = {}
-
-    def step(learner, phase, inputs):
-        wanted.setdefault(len(inputs.labels), cudnn._wanted)
-
-    monkeypatch.setattr(capture, "train_step", step)
-    plan = plan_for("at")
-    captured = Captured(learner_for(plan), full=6)
-    for n in (6, 4):
-        captured(captured.learner, plan.main, some_inputs(n))
-    assert wanted == {6: True, 4: False}
 
 
 def test_another_error_is_not_swallowed(cuda, monkeypatch):

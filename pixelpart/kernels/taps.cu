@@ -1,0 +1,376 @@
+// A convolution as a sum over taps, with what follows it, in bf16, for Hopper's tensor cores.
+//
+// forward:   out = relu(sum of weights[tap] * pixels[tap] + bias [+ other])
+// backward:  out = where(gate > 0, sum of transposed weights[tap] * pixels[tap] [+ other], 0)
+//
+// A tap reads a box of up to 128 pixels of 64 channels, moved by its offset; what lies outside of the image is zero. A strided
+// convolution has four views of the finer image, of every other row and column: forward each tap reads one of them,
+// backward each of them is a kind of result with taps of its own. The last kind may have one more tap, of other pixels and
+// other weights: the 1x1 convolution beside a residual block.
+//
+// One warp fetches, by the tensor memory accelerator, boxes and weights into a ring of stages; two warpgroups multiply
+// weights [64 x 16] by pixels [16 x N]. A tile has 128 channels, a half for each warpgroup (CHUNKS 2), or 64 (CHUNKS 1, then
+// its two boxes are shared out), and PIECES boxes of pixels. What is added to a result and what gates it come through the
+// ring as well, and the result leaves from there.
+//
+// Where there are fewer tiles than processors, SPLIT blocks share one: each adds up its part of the steps and gives half of
+// the sums to the other. A block begins while the kernel before this one ends, up to the point where it needs its results.
+//
+// Given: FORWARD, OTHER (whether there is one), CHUNKS, PIECES, SPLIT, STAGES, and ACCUMULATORS, REGISTERS(d): so many
+// numbers as a warpgroup has, as assembly and C name them.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short bf16;
+
+constexpr int LINE = 128, BOX = 128 * LINE, SQUARE = 64 * LINE;  // bytes: 64 channels; 128 pixels; weights of 64 channels
+constexpr int STAGE = PIECES * BOX + CHUNKS * SQUARE;
+constexpr int HALVES = CHUNKS == 2 ? PIECES : 1, N = 128 * HALVES;  // boxes and pixels of a warpgroup
+constexpr bool GATE = !FORWARD;
+
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+struct Tap {
+    int view, weight, right, down;
+};
+
+struct Work {  // as in taps.py
+    Map source[4], weights, extra, extra_weights, out[4], gate[4], other;
+    const bf16 *bias, *extra_bias;
+    Tap taps[9];
+    int first[5];                     // of a kind's taps
+    int kinds, chunks, extra_chunks;  // chunks of 64 channels
+    int across, tiles;                // of the result's channels, of its pixels
+    int rows, boxes, images, bytes;   // rows of a box, boxes of an image, images of a box; of what there is in a box
+};
+
+__device__ u32 spot(int line, int chunk) { return line * LINE + ((chunk ^ (line & 7)) << 4); }
+
+__device__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// Barriers in shared memory: threads arrive, bytes arrive, and a phase ends.
+__device__ void set(u32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+__device__ void expect(u32 barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ void wait(u32 barrier, int parity) {
+    u32 over = 0;
+    while (!over)
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(over)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+}
+
+__device__ void fetch(u32 to, const Map& map, u32 barrier, int channel, int column, int row, int image) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+            to),
+        "l"(&map), "r"(barrier), "r"(channel), "r"(column), "r"(row), "r"(image)
+        : "memory");
+}
+__device__ void fetch(u32 to, const Map& map, u32 barrier, int channel, int tap, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(channel), "r"(tap), "r"(row)
+        : "memory");
+}
+__device__ void store(const Map& map, u32 from, int channel, int row, int image) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, 0, %3, %4}], [%1];" ::"l"(&map), "r"(from),
+                 "r"(channel), "r"(row), "r"(image)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ void stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // what was read for it, that is
+__device__ void announce(const Map& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
+// A matrix in shared memory: groups of eight lines, 1024 bytes from one to the next, 128-byte swizzle.
+__device__ u64 matrix(u32 address) { return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+
+#if CHUNKS == 2 && PIECES == 2
+#define PRODUCT "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" ACCUMULATORS "}, %128, %129, 1, 1, 1, %130, 0;"
+#else
+#define PRODUCT "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ACCUMULATORS "}, %64, %65, 1, 1, 1, %66, 0;"
+#endif
+__device__ void multiply(float (&d)[N / 2], u64 weights, u64 pixels) {
+    asm volatile(PRODUCT : REGISTERS(d) : "l"(weights), "l"(pixels), "n"(FORWARD ? 0 : 1));
+}
+
+__device__ u32 pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ float low(u32 both) { return __uint_as_float(both << 16); }
+__device__ float high(u32 both) { return __uint_as_float(both & 0xffff0000); }
+__device__ float relu(float value) { return value < 0 ? 0 : value; }  // NaN stays
+__device__ u32 gated(u32 both, u32 gate) {
+    return (low(gate) > 0 ? both & 0xffff : 0) | (high(gate) > 0 ? both & 0xffff0000 : 0);
+}
+
+// Sixteen pixels by sixteen channels of a warp.
+__device__ void read(u32 (&v)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(at)
+                 : "memory");
+}
+__device__ void write(const u32 (&v)[4], u32 at) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
+__device__ void exchange() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+
+// The stages, one after the other, round and round.
+struct Ring {
+    int stage = 0, parity = 0;
+
+    __device__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+__device__ int part_of_block() {
+    u32 number = 0;
+    if (SPLIT > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(number));
+    return number;
+}
+
+__device__ u32 away(u32 address, int block) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+    return there;
+}
+
+struct Item {
+    int kind, tile, across, begin, end, own;  // steps; own: those of the taps
+
+    __device__ Item(const Work& work, int part, int number) {
+        const int each = work.tiles * work.across;
+        kind = number / each;
+        tile = number % each / work.across;
+        across = number % work.across;
+        own = (work.first[kind + 1] - work.first[kind]) * work.chunks;
+        const int steps = own + (kind == work.kinds - 1 ? work.extra_chunks : 0);
+        begin = part * steps / SPLIT;
+        end = (part + 1) * steps / SPLIT;
+    }
+    __device__ int channel(int group) const { return 64 * (across * CHUNKS + (CHUNKS == 2 ? group : 0)); }
+    __device__ int box(int group, int half) const { return tile * PIECES + (CHUNKS == 2 ? half : group); }
+};
+
+// Whether this block has a box of the results.
+__device__ bool has(int part, int group, int half) { return SPLIT == 1 || (HALVES == 2 ? half : group) == part; }
+
+// Where a box of pixels begins.
+struct Corner {
+    int row, image;
+
+    __device__ Corner(const Work& work, int box) : row(box % work.boxes * work.rows), image(box / work.boxes * work.images) {}
+};
+
+// One thread does that, so what it has to reckon for a step is kept short.
+__device__ void fetch_steps(const Work& work, const Item& item, Ring& ring, u32 stages, u32 full, u32 empty) {
+    const int first = work.first[item.kind], taps = work.first[item.kind + 1] - first;
+    int row[PIECES], image[PIECES];
+    for (int p = 0; p < PIECES; p++) {
+        const Corner corner(work, item.tile * PIECES + p);
+        row[p] = corner.row;
+        image[p] = corner.image;
+    }
+    int next = item.begin / work.chunks, chunk = item.begin % work.chunks, chunks = 0;
+    Tap tap;
+    const Map *source, *weights;
+    for (int k = item.begin; k < item.end; k++, chunk++, ring.next()) {
+        if (chunk == chunks || k == item.begin) {
+            const bool own = next < taps;
+            tap = own ? work.taps[first + next] : Tap{0, 0, 0, 0};
+            source = own ? &work.source[tap.view] : &work.extra;
+            weights = own ? &work.weights : &work.extra_weights;
+            chunks = own ? work.chunks : work.extra_chunks;
+            chunk = k == item.begin ? chunk : 0;
+            next++;
+        }
+        const u32 pixels = stages + ring.stage * STAGE, to = pixels + PIECES * BOX, bell = full + 8 * ring.stage;
+        wait(empty + 8 * ring.stage, ring.parity ^ 1);
+        expect(bell, PIECES * work.bytes + CHUNKS * SQUARE);
+        for (int p = 0; p < PIECES; p++)
+            fetch(pixels + p * BOX, *source, bell, 64 * chunk, tap.right, row[p] + tap.down, image[p]);
+        if (FORWARD)
+            fetch(to, *weights, bell, 64 * chunk, tap.weight, item.channel(0));
+        else
+            for (int g = 0; g < CHUNKS; g++) fetch(to + g * SQUARE, *weights, bell, item.channel(g), tap.weight, 64 * chunk);
+    }
+}
+
+// What is added to the results and what gates them: a stage for each box.
+__device__ void fetch_rest(const Work& work, int part, const Item& item, Ring& ring, u32 stages, u32 full, u32 empty) {
+    for (int half = 0; half < HALVES; half++)
+        for (int group = 0; group < 2; group++) {
+            if (!has(part, group, half)) continue;
+            const Corner corner(work, item.box(group, half));
+            const u32 to = stages + ring.stage * STAGE, bell = full + 8 * ring.stage;
+            wait(empty + 8 * ring.stage, ring.parity ^ 1);
+            expect(bell, (GATE + OTHER) * work.bytes);
+            if (OTHER) fetch(to, work.other, bell, item.channel(group), 0, corner.row, corner.image);
+            if (GATE) fetch(to + BOX, work.gate[item.kind], bell, item.channel(group), 0, corner.row, corner.image);
+            ring.next();
+        }
+}
+
+// A box of results, from these sums, into the place of what is added to them.
+__device__ void finish(const float* sum, const float (&shift)[2], u32 box, int warp, int lane) {
+#pragma unroll
+    for (int g = 0; g < 16; g += 2) {
+        const u32 at = box + spot(8 * g + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+        u32 v[4] = {0, 0, 0, 0}, gate[4];
+        if (OTHER) read(v, at);
+        if (GATE) read(gate, at + BOX);
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            const float a = sum[4 * (g + m / 2) + m % 2 * 2] + shift[m % 2] + low(v[m]);
+            const float b = sum[4 * (g + m / 2) + m % 2 * 2 + 1] + shift[m % 2] + high(v[m]);
+            v[m] = FORWARD ? pair(relu(a), relu(b)) : pair(a, b);
+            if (GATE) v[m] = gated(v[m], gate[m]);
+        }
+        write(v, at);
+    }
+}
+
+// Gives half of the sums to the block that shares the tile, and adds what comes from it to the other half, which is then first.
+__device__ void share(float (&sum)[N / 2], int part, u32 room, int group, int thread) {
+    const u32 here = room + (HALVES == 2 ? group * 2 * BOX : 0) + 16 * thread, to = away(here, 1 - part);
+    const bool gives = HALVES == 2 || group != part;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int at = 4 * i + j, far = (N / 2 + at) - 64;  // the same where there is one half
+            v[j] = part ? sum[at] : sum[far];
+            if (HALVES == 2) sum[at] = part ? sum[far] : sum[at];
+        }
+        if (gives)
+            asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 2048), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                         "f"(v[3])
+                         : "memory");
+    }
+    exchange();
+    if (HALVES == 1 && gives) return;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float v[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                     : "r"(here + i * 2048)
+                     : "memory");
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum[4 * i + j] += v[j];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 1) taps(const __grid_constant__ Work work) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const u32 stages = (u32)__cvta_generic_to_shared(memory), room = stages + STAGES * STAGE;  // for sums
+    const u32 full = room + (SPLIT - 1) * 2 * HALVES * BOX, empty = full + 8 * STAGES;
+    const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+    const int part = part_of_block(), items = work.kinds * work.tiles * work.across;
+    const int start = blockIdx.x / SPLIT, step = gridDim.x / SPLIT;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) set(full + 8 * i, 1), set(empty + 8 * i, 8);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (threadIdx.x == 256) {
+        announce(work.source[0]), announce(work.weights), announce(work.out[0]);
+        if (OTHER) announce(work.other);
+        if (GATE) announce(work.gate[0]);
+    }
+    __syncthreads();
+    if (SPLIT > 1) exchange();  // the other block has begun
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+
+    Ring ring;
+    if (group == 2) {
+        if (thread == 0)
+            for (int number = start; number < items; number += step) {
+                const Item item(work, part, number);
+                fetch_steps(work, item, ring, stages, full, empty);
+                fetch_rest(work, part, item, ring, stages, full, empty);
+            }
+        if (SPLIT > 1) exchange();
+        return;
+    }
+
+    const auto release = [&](int stage) {
+        if (lane == 0) arrive(empty + 8 * stage);
+    };
+    for (int number = start; number < items; number += step) {
+        const Item item(work, part, number);
+        float sum[N / 2];
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) sum[i] = 0;
+        int before = -1;
+        for (int k = item.begin; k < item.end; k++, ring.next()) {
+            const u32 pixels = stages + ring.stage * STAGE + (CHUNKS == 1 ? group * BOX : 0);
+            const u32 weights = stages + ring.stage * STAGE + PIECES * BOX + (CHUNKS == 2 ? group * SQUARE : 0);
+            wait(full + 8 * ring.stage, ring.parity);
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+            for (int q = 0; q < 4; q++)  // 16 channels: a quarter of a line, or 16 lines of the weights' transpose
+                multiply(sum, matrix(weights + q * (FORWARD ? 32 : 16 * LINE)), matrix(pixels + q * 32));
+            asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
+            if (before >= 0) release(before);
+            before = ring.stage;
+        }
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        release(before);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
+        if (SPLIT > 1) share(sum, part, room, group, thread);
+
+        const int mine = item.channel(group) + 16 * warp + lane / 4;
+        float shift[2] = {0, 0};
+        if (FORWARD)
+            for (int i = 0; i < 2; i++)
+                shift[i] = low(work.bias[mine + 8 * i]) + (work.extra_bias ? low(work.extra_bias[mine + 8 * i]) : 0);
+        int held[HALVES];
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            held[half] = -1;
+#pragma unroll
+            for (int g = 0; g < 2; g++) {
+                if (!has(part, g, half)) continue;
+                const u32 box = stages + ring.stage * STAGE;
+                wait(full + 8 * ring.stage, ring.parity);
+                if (g == group) {
+                    finish(sum + (SPLIT > 1 ? 0 : 64 * half), shift, box, warp, lane);
+                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                    meet(1 + group, 128);
+                    if (thread == 0) {
+                        const Corner corner(work, item.box(group, half));
+                        store(work.out[item.kind], box, item.channel(group), corner.row, corner.image);
+                    }
+                    held[half] = ring.stage;
+                } else
+                    release(ring.stage);
+                ring.next();
+            }
+        }
+        if (thread == 0) stored();
+        meet(1 + group, 128);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            if (held[half] >= 0) release(held[half]);
+    }
+}

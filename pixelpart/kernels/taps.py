@@ -1,0 +1,245 @@
+"""3x3 convolutions of many channels and what follows them, on a Hopper GPU; how is told in taps.cu.
+
+Forward and backward, strided or not, and with the 1x1 convolution beside a residual block in the same sum: cuDNN has no
+kernel for most of that, and where it has one, this is as fast or faster without being chosen by trial.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pixelpart.kernels import cuda
+from pixelpart.kernels.cuda import Map, Refused
+
+PIXELS, CHUNK = 128, 64  # of a box, and its channels
+BOX, SQUARE, ROOM = 16384, 8192, 232448 - 256  # bytes, as in taps.cu; of all stages and sums
+
+
+class Tap(NamedTuple):
+    """Which view of the image is read, with which of the nine weights, moved by how much."""
+
+    view: int
+    weight: int
+    right: int
+    down: int
+
+
+class Extra(NamedTuple):
+    """A 1x1 convolution of other pixels, added to the sum: forward it reads every `stride`-th pixel of x."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+# Views of an image for stride 2, by the first row and column that they have: the last has most taps, backward.
+VIEWS = (0, 0), (0, 1), (1, 0), (1, 1)
+
+
+def taps_forward(stride: int) -> list[list[Tap]]:
+    """Pixel i reads stride * i + r - 1 for r from 0 to 2: with stride 2, i - 1, i and i in views 1, 0 and 1."""
+    reads = list(enumerate([(0, -1), (0, 0), (0, 1)] if stride == 1 else [(1, -1), (0, 0), (1, 0)]))
+    return [[Tap(2 * v + w, 3 * r + s, right, down) for r, (v, down) in reads for s, (w, right) in reads]]
+
+
+def taps_backward(stride: int) -> list[list[Tap]]:
+    """To input i come gradients (i + 1 - r) / stride where that is whole: one list for each view, the longest first."""
+    if stride == 1:
+        return [[Tap(0, 3 * r + s, 1 - s, 1 - r) for r in range(3) for s in range(3)]]
+    comes = [(1, 0)], [(0, 1), (2, 0)]  # r and offset, for an even and an odd i
+    return [[Tap(0, 3 * r + s, right, down) for r, down in comes[v] for s, right in comes[w]] for v, w in VIEWS[::-1]]
+
+
+class Boxes(NamedTuple):
+    """How images are cut: rows of a box, boxes of an image, images of a box."""
+
+    rows: int
+    boxes: int
+    images: int
+
+
+def boxes_of(height: int, width: int) -> Boxes | None:
+    """Boxes of whole rows, as many as go into 128 pixels; None: a row does not."""
+    if width > PIXELS:
+        return None
+    rows = min(height, PIXELS // width)
+    return Boxes(rows, -(-height // rows), PIXELS // (height * width) if rows == height else 1)
+
+
+def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether the kernel is for a 3x3 convolution of x, padded by 1, and its gradient: boxes are to be fairly full."""
+    height, width = x.shape[2] // stride, x.shape[3] // stride
+    whole = weight.shape[0] % CHUNK == 0 and weight.shape[1] % CHUNK == 0 and weight.shape[2:] == (3, 3)
+    if not whole or stride not in (1, 2) or x.shape[2] % stride or x.shape[3] % stride or not cuda.hopper(x.device):
+        return False
+    boxes = boxes_of(height, width)
+    return boxes is not None and 3 * height * width * boxes.images >= 2 * PIXELS * boxes.boxes
+
+
+class Team(NamedTuple):
+    """Boxes of a tile, and blocks that share its steps."""
+
+    pieces: int
+    split: int
+
+
+def team_for(steps: int, boxes: int, across: int, processors: int) -> Team:
+    """What takes the fewest cycles, by a rough reckoning: a step of one box 600, of two 1060, to share sums 3000."""
+
+    def cycles(team: Team) -> int:
+        rounds = -(-_items(team, boxes, across) * team.split // processors)
+        return rounds * (steps // team.split * (600, 1060)[team.pieces - 1] + 4000) + 3000 * (team.split - 1)
+
+    teams = (Team(pieces, split) for pieces in (1, 2) for split in (1, 2))
+    return min((t for t in teams if t.split == 1 or _items(t, boxes, across) * 2 <= processors), key=cycles)
+
+
+def _items(team: Team, boxes: int, across: int) -> int:
+    return -(-boxes // team.pieces) * across
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None, *, stride: int = 1, extra: Extra | None = None
+) -> Tensor:
+    """relu(conv(x, weight) + bias + other + extra), padded by 1; Refused if it cannot."""
+    n, _, height, width = x.shape
+    shape = n, weight.shape[0], height // stride, width // stride
+    if bias.dtype != torch.bfloat16 or (other is not None and other.shape != shape):
+        raise Refused("a bias that is not bf16, or not one number for every pixel and channel")
+    _check(x, weight, other, extra)
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    sources = [x] if stride == 1 else _views(x)
+    if extra is not None and extra.x.shape[2:] != shape[2:]:
+        extra = extra._replace(x=_views(extra.x)[0])
+    _run(True, sources, weight, [out], taps_forward(stride), bias=bias, other=other, extra=extra)
+    return out
+
+
+def backward(
+    grad: Tensor,
+    weight: Tensor,
+    rectified: Tensor,
+    other: Tensor | None = None,
+    *,
+    stride: int = 1,
+    extra: Extra | None = None,
+) -> Tensor:
+    """where(rectified > 0, g + other + extra, 0), g what a convolution padded by 1 sends back to `rectified`.
+
+    `extra` is what a 1x1 convolution of the same stride sends back; Refused if it cannot.
+    """
+    if other is not None and other.shape != rectified.shape:
+        raise Refused("not one number for every pixel and channel")
+    _check(grad, weight, rectified, other, extra)
+    out = torch.empty_like(rectified)
+    views = [[tensor] if stride == 1 else _views(tensor)[::-1] for tensor in (out, rectified)]
+    _run(False, [grad], weight, views[0], taps_backward(stride), gates=views[1], other=other, extra=extra)
+    return out
+
+
+class _Tap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in Tap._fields]
+
+
+class Work(ctypes.Structure):
+    """What a kernel is told, as in taps.cu."""
+
+    _fields_ = [
+        ("source", Map * 4),
+        ("weights", Map),
+        ("extra", Map),
+        ("extra_weights", Map),
+        ("out", Map * 4),
+        ("gate", Map * 4),
+        ("other", Map),
+        ("bias", ctypes.c_void_p),
+        ("extra_bias", ctypes.c_void_p),
+        ("taps", _Tap * 9),
+        ("first", ctypes.c_int * 5),
+        *((name, ctypes.c_int) for name in ("kinds", "chunks", "extra_chunks", "across", "tiles")),
+        *((name, ctypes.c_int) for name in ("rows", "boxes", "images", "bytes")),
+        ("rest", ctypes.c_int * 10),  # to a whole number of 64 bytes
+    ]
+
+
+def _run(
+    ahead: bool,
+    sources: list[Tensor],
+    weight: Tensor,
+    outs: list[Tensor],
+    kinds: list[list[Tap]],
+    *,
+    bias: Tensor | None = None,
+    gates: list[Tensor] | None = None,
+    other: Tensor | None = None,
+    extra: Extra | None = None,
+) -> None:
+    n, channels, height, width = outs[0].shape
+    boxes = boxes_of(height, width)
+    if boxes is None or channels % CHUNK:
+        raise Refused(f"images of {height} by {width} pixels and {channels} channels")
+    device = sources[0].device
+    chunks = 2 if channels % (2 * CHUNK) == 0 else 1
+    across, total = channels // (chunks * CHUNK), -(-n // boxes.images) * boxes.boxes * len(kinds)
+    steps = sum(map(len, kinds)) * sources[0].shape[1] // CHUNK // len(kinds)
+    team = Team(2, 1) if chunks == 1 else team_for(steps, total, across, cuda.processors(device))
+    box = CHUNK, width, boxes.rows, boxes.images
+    tiles = -(-total // len(kinds) // team.pieces)
+    work = Work(chunks=sources[0].shape[1] // CHUNK, kinds=len(kinds), across=across, tiles=tiles)
+    work.rows, work.boxes, work.images = boxes
+    work.bytes = 2 * CHUNK * width * boxes.rows * boxes.images
+    work.first[:] = [sum(map(len, kinds[:kind])) for kind in range(5)]
+    work.taps[:] = [_Tap(*tap) for taps in kinds for tap in taps]
+    work.source[: len(sources)] = [_image(tensor, box) for tensor in sources]
+    work.out[: len(outs)] = [_image(tensor, box) for tensor in outs]
+    tall = chunks * CHUNK if ahead else CHUNK
+    work.weights = _weights(weight, tall)
+    if gates is not None:
+        work.gate[: len(gates)] = [_image(tensor, box) for tensor in gates]
+    if other is not None:
+        work.other = _image(other, box)
+    if bias is not None:
+        work.bias = bias.data_ptr()
+    if extra is not None:
+        work.extra, work.extra_weights = _image(extra.x, box), _weights(extra.weight, tall)
+        work.extra_chunks = extra.x.shape[1] // CHUNK
+        work.extra_bias = None if extra.bias is None else extra.bias.data_ptr()
+    halves = team.pieces if chunks == 2 else 1
+    sums = (team.split - 1) * 2 * halves * BOX
+    stages = (ROOM - sums) // (team.pieces * BOX + chunks * SQUARE)
+    names = "FORWARD", "OTHER", "CHUNKS", "STAGES", "PIECES", "SPLIT"
+    defines = tuple(zip(names, (int(ahead), int(other is not None), chunks, stages, *team), strict=True))
+    kernel = cuda.kernel("taps", cuda.accumulators(64 * halves), defines, ROOM + 256, device)
+    if kernel is None:
+        raise Refused("not made here")
+    items, room = len(kinds) * tiles * across, kernel.clusters(288, team.split)
+    if team.split > 1 and items > room:
+        raise Refused("fewer processors than blocks that have to run together")
+    kernel(team.split * min(items, room), 288, work)
+
+
+def _check(*given: Tensor | Extra | None) -> None:
+    """Refused where what is given cannot be read in boxes of 64 channels."""
+    for one in given:
+        for tensor in one[:2] if isinstance(one, Extra) else (one,):
+            if tensor is not None and (not cuda.fits(tensor) or tensor.shape[1] % CHUNK):
+                raise Refused("not bf16, channels last and aligned, in chunks of 64 channels")
+
+
+def _views(x: Tensor) -> list[Tensor]:
+    """Every other row and column, in the order of VIEWS."""
+    return [x[:, :, row::2, column::2] for row, column in VIEWS]
+
+
+def _image(x: Tensor, box: Sequence[int]) -> Map:
+    n, c, height, width = x.shape
+    across, down, along = x.stride(3), x.stride(2), x.stride(0)
+    return cuda.map_of(x, (c, width, height, n), (across, down, along), box)
+
+
+def _weights(weight: Tensor, tall: int) -> Map:
+    outputs, inputs, height, width = weight.shape
+    return cuda.map_of(weight, (inputs, height * width, outputs), (inputs, height * width * inputs), (CHUNK, 1, tall))
