@@ -10,13 +10,12 @@ from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.ball import check, inside, seeded
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.mm3 import mm3_search
-from pixelpart.attacks.search import Search, State, numbered, says_nothing, spread, targets_of
+from pixelpart.attacks.search import Search, State, leads_nowhere, numbered, spread, targets_of
 from pixelpart.attacks.square import square_search
 from pixelpart.attacks.sweep import Settle, Sweep, Try
 from pixelpart.draws import keys as keys_of
 from pixelpart.errors import UserError, choose
 from pixelpart.frozen import PRECISIONS, frozen, searched
-from pixelpart.losses import margin
 from pixelpart.precision import full_precision
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
@@ -39,7 +38,7 @@ TOGETHER: dict[str, dict[str, Search]] = {
     f"apgd-{norm}": {name: SEARCHES[name] for name in (f"apgd-ce-{norm}", f"apgd-t-{norm}")} for norm in ("l2", "l1")
 }
 
-# where no gradient tells the way chance decides, and a second run of Square, with draws of its own, breaks more
+# where the gradient leads nowhere chance decides, and a second run of Square, with draws of its own, breaks more
 LAST = {"square-again": dataclasses.replace(SEARCHES["square"], blind=True)}
 
 VERSIONS: dict[str, dict[str, Search]] = {
@@ -168,17 +167,11 @@ def default_slots(device: torch.device) -> int:
 
 
 def samples_for(search: Search, net: Model, take: Take, standing: Sequence[int], *, slots: int) -> list[int]:
-    """Which of the samples that stand are tried: all, or for a blind search those whose margin has no gradient."""
+    """Which of the samples that stand are tried: all, or for a blind search those whose gradient leads nowhere."""
     if not search.blind or not standing:
         return list(standing)
-    blind: list[int] = []
-    for samples in torch.tensor(standing, dtype=torch.long).split(slots):
-        x, y, _ = take(samples)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            (grads,) = torch.autograd.grad(margin(net(x), y).sum(), x)
-        blind += samples[says_nothing(grads).cpu()].tolist()
-    return blind
+    batches = torch.tensor(standing, dtype=torch.long).split(slots)
+    return [sample for some in batches for sample in some[leads_nowhere(net, *take(some)).cpu()].tolist()]
 
 
 def all_tries(search: Search, samples: Sequence[int], classes: int) -> list[Try]:
