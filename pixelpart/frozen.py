@@ -203,13 +203,13 @@ class Working:
     """The logits of a classifier in train mode, computed in bf16 behind the first convolution from its fp32 weights.
 
     Gradients reach the model's own parameters, and batch norm's statistics are the model's own. A model whose structure
-    cannot be read raises Unreadable.
+    cannot be read raises Unreadable. With `own`, convolutions are operations of pixelpart.kernels.
     """
 
-    def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, *, dtype: torch.dtype, own: bool = False) -> None:
         self.model = model
         skeleton = copy.deepcopy(model).train().to("meta")
-        self._features = Traced(skeleton, "features", fold=False, dtype=dtype)
+        self._features = Traced(skeleton, "features", fold=False, dtype=dtype, own=own)
         self._head = Traced(skeleton, "head", fold=False, widen=True)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pixelpart.kernels.stem import suits
 from pixelpart.tracer import OPERATIONS
 
 CONV_RELU, CONV_ADD_RELU = torch.ops.pixelpart.conv_relu.default, torch.ops.pixelpart.conv_add_relu.default
+CONV = torch.ops.pixelpart.conv.default
 STEM, RESIDUAL = torch.ops.pixelpart.stem.default, torch.ops.pixelpart.residual.default
 RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
 SUMS, SUMS_IN_PLACE = (operator.add, torch.add, "add"), (OPERATIONS["iadd"], "add_")
@@ -36,6 +37,21 @@ def fuse_relus(network: fx.GraphModule) -> None:
     for node in replaced:
         network.graph.erase_node(node)
     fuse_blocks(network)
+
+
+def own_convolutions(network: fx.GraphModule) -> None:
+    """Convolutions of 3x3 without a bias become an operation of pixelpart.kernels, with gradients of both inputs."""
+    modules = dict(network.named_modules())
+    for node in list(network.graph.nodes):
+        conv = modules.get(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(conv, nn.Conv2d) or conv.bias is not None or not node.args or not _is_plain(conv):
+            continue
+        if conv.kernel_size == (3, 3) and conv.padding == (1, 1) and conv.in_channels >= 64:
+            with network.graph.inserting_before(node):
+                weight = network.graph.get_attr(f"{node.target}.weight")
+                call = network.graph.call_function(CONV, (node.args[0], weight, conv.stride[0]))
+            node.replace_all_uses_with(call)
+            network.graph.erase_node(node)
 
 
 def fuse_blocks(network: fx.GraphModule) -> None:
@@ -133,9 +149,13 @@ def _convolution(node: Any, modules: dict[str, nn.Module]) -> nn.Conv2d | None:
         return None
     if not node.args:  # its input is given by name
         return None
+    return conv if _is_plain(conv) else None
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    """Whether it does the same in both directions, and nothing out of the way."""
     plain = conv.dilation == (1, 1) and conv.groups == 1 and conv.padding_mode == "zeros"
-    square = conv.stride[0] == conv.stride[1] and conv.padding[0] == conv.padding[1]
-    return conv if plain and square else None
+    return plain and conv.stride[0] == conv.stride[1] and conv.padding[0] == conv.padding[1]
 
 
 def _is_relu(node: Any, modules: dict[str, nn.Module]) -> bool:

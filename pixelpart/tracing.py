@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from pixelpart.fusing import fuse_relus
+from pixelpart.fusing import fuse_relus, own_convolutions
 from pixelpart.tracer import Tracer
 
 
@@ -58,6 +58,7 @@ class Traced:
         dtype: torch.dtype | None = None,
         widen: bool = False,
         fuse: bool = False,
+        own: bool = False,
     ) -> None:
         tracer = Tracer()
         tracer.traced_func_name = method
@@ -85,6 +86,8 @@ class Traced:
             self._widen()
         if fuse:
             fuse_relus(self.structure)
+        if own:
+            own_convolutions(self.structure)
         self.structure.graph.lint()
         self.structure.delete_all_unused_submodules()
         self.structure.recompile()

@@ -13,6 +13,7 @@ from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.perturbation import perturbed
 from pixelpart.engine.view import view_in
 from pixelpart.frozen import PRECISIONS, Working
+from pixelpart.kernels.cuda import hopper
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
 from pixelpart.world import World
@@ -70,7 +71,9 @@ class Learner:
         size = size or find(config.dataset).size
         self.freeze, dtype = view_in(PRECISIONS[config.precision], self.model, size=size, device=device)
         self.narrow = dtype is not None
-        self.network: Callable[[Tensor], Tensor] = Working(self.model, dtype=dtype) if dtype else self.model
+        self.network: Callable[[Tensor], Tensor] = self.model
+        if dtype:
+            self.network = Working(self.model, dtype=dtype, own=hopper(device))
         self.average = Average(self.model, config.ema) if config.ema else None
         self.tally = Tally(device)
         self.lr = torch.zeros((), device=device)

@@ -36,8 +36,10 @@ def conv_add_relu(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, stride
     return F.conv2d(x, weight, bias, stride, padding).add(other).relu()
 
 
-def _by_hand(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: int, padding: int) -> Tensor | None:
-    """relu(conv(x, weight) + bias + other) by a kernel of our own; None where there is none for these."""
+def _by_hand(
+    x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, stride: int, padding: int
+) -> Tensor | None:
+    """relu(conv(x, weight) + bias + other), or conv(x, weight), by a kernel of our own; None where there is none."""
     try:
         if padding == 1 and stride == 1 and conv64.suits(x, weight):
             return conv64.forward(x, weight, bias, other)
@@ -222,3 +224,51 @@ def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding
     """What a convolution of x sends back to x."""
     args = None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [True, False, False]
     return torch.ops.aten.convolution_backward(grad, x, weight, *args)[0]
+
+
+# -- without what follows it, and with the gradient of the weights: for training
+
+
+@torch.library.custom_op("pixelpart::conv", mutates_args=())
+def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """conv(x, weight), of 3x3 and padded by 1."""
+    out = _by_hand(x, weight, None, None, stride, 1)
+    return F.conv2d(x, weight, None, stride, 1) if out is None else out
+
+
+@conv.register_fake
+def _(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    return torch.empty_like(F.conv2d(x, weight, None, stride, 1))
+
+
+@torch.library.custom_op("pixelpart::conv_back", mutates_args=())
+def conv_back(grad: Tensor, weight: Tensor, x: Tensor, stride: int) -> Tensor:
+    """What `conv` sends back to x."""
+    try:
+        if stride == 1 and conv64.suits(x, weight):
+            return conv64.backward(grad, weight, None)
+        if taps.suits(x, weight, stride):
+            return taps.backward(grad, weight, None, stride=stride)
+    except Refused:
+        pass
+    return _conv_backward(grad, x, weight, stride, 1)
+
+
+@conv_back.register_fake
+def _(grad: Tensor, weight: Tensor, x: Tensor, stride: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _remember_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, ctx.stride = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _conv_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    args = None, [ctx.stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+    back = conv_back(grad, weight, x, ctx.stride) if ctx.needs_input_grad[0] else None
+    return back, torch.ops.aten.convolution_backward(grad, x, weight, *args)[1], None
+
+
+conv.register_autograd(_conv_gradients, setup_context=_remember_conv)

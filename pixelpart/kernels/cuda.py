@@ -13,6 +13,8 @@ from torch import Tensor
 SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 BF16, SWIZZLE_128, PROMOTE_256 = 9, 3, 3  # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
+LINE, BOX, SQUARE = 128, 16384, 8192  # bytes, as in hopper.cuh: 64 channels, 128 pixels, weights of 64 by 64 channels
+ROOM = 227 * 1024  # bytes of shared memory that a block may have
 
 
 class Refused(RuntimeError):
@@ -24,24 +26,22 @@ class Kernel:
     """A function on the device."""
 
     function: ctypes.c_void_p
-    shared: int  # bytes of shared memory of a block
     device: torch.device
 
-    def __call__(self, blocks: int, threads: int, *arguments: Tensor | int | ctypes.Structure | None) -> None:
-        """Tensors are passed as pointers, None as a null pointer, numbers as int, structures as they are."""
-        values = [_argument(argument) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    def __call__(self, blocks: int, threads: int, work: ctypes.Structure) -> None:
+        """Runs it; it may begin while what is before it ends, and has to wait for that itself."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(work))
         with torch.cuda.device(self.device):
             early = _Attribute(id=EARLY, value=1)
             stream = torch.cuda.current_stream().cuda_stream
-            launch = _Launch((blocks, 1, 1), (threads, 1, 1), self.shared, stream, ctypes.addressof(early), 1)
+            launch = _Launch((blocks, 1, 1), (threads, 1, 1), ROOM, stream, ctypes.addressof(early), 1)
             _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
 
     @cache  # noqa: B019 (kernels are kept anyway)
     def clusters(self, threads: int, size: int) -> int:
         """How many clusters of so many blocks run at a time."""
         count = ctypes.c_int()
-        launch = _Launch((size, 1, 1), (threads, 1, 1), self.shared)
+        launch = _Launch((size, 1, 1), (threads, 1, 1), ROOM)
         with torch.cuda.device(self.device):
             _check(_driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self.function, ctypes.byref(launch)))
         return count.value
@@ -63,11 +63,13 @@ class _Launch(ctypes.Structure):  # CUlaunchConfig
 
 
 @cache
-def kernel(
-    name: str, head: str, defines: tuple[tuple[str, int], ...], shared: int, device: torch.device
-) -> Kernel | None:
-    """The function `name` of the file of that name beside this one, with `head` before its text; None: not here."""
-    text = head + Path(__file__).with_name(f"{name}.cu").read_text()
+def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device: torch.device) -> Kernel | None:
+    """The function `name` of the file of that name beside this one; None: not here.
+
+    A thread of it has so many numbers of a product.
+    """
+    here = Path(__file__)
+    text = product(numbers) + here.with_name("hopper.cuh").read_text() + here.with_name(f"{name}.cu").read_text()
     major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}a", "--std=c++17", *(f"-D{key}={value}" for key, value in defines)]
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -75,10 +77,10 @@ def kernel(
         with torch.cuda.device(device):
             _check(_driver().cuModuleLoadData(ctypes.byref(module), compiled(text, options)))
             _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-            _check(_driver().cuFuncSetAttribute(function, SHARED, shared))
+            _check(_driver().cuFuncSetAttribute(function, SHARED, ROOM))
     except Refused:
         return None
-    return Kernel(function, shared, device)
+    return Kernel(function, device)
 
 
 def compiled(text: str, options: list[str]) -> bytes:
@@ -128,10 +130,27 @@ def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Se
     return Map.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(Map)))
 
 
-def accumulators(count: int) -> str:
-    """So many numbers d[i] as assembly and C name them, for the head of a kernel's text."""
-    names, registers = (", ".join(form.format(i) for i in range(count)) for form in ("%{}", '"+f"(d[{}])'))
-    return f'#define ACCUMULATORS "{names}"\n#define REGISTERS(d) {registers}\n'
+def image_map(x: Tensor, box: Sequence[int]) -> Map:
+    """Of images or every other pixel of them; a box has so many channels, columns, rows and images."""
+    n, channels, height, width = x.shape
+    return map_of(x, (channels, width, height, n), (x.stride(3), x.stride(2), x.stride(0)), box)
+
+
+def weight_map(weight: Tensor, tall: int) -> Map:
+    """Of weights; a box has one tap of 64 channels for so many outputs."""
+    outputs, inputs, height, width = weight.shape
+    taps = height * width
+    return map_of(weight, (inputs, taps, outputs), (inputs, taps * inputs), (LINE // 2, 1, tall))
+
+
+def product(numbers: int) -> str:
+    """The head of a kernel's text: the tensor cores' instruction, for so many sums of a thread."""
+    names, registers = (", ".join(form.format(i) for i in range(numbers)) for form in ("%{}", '"+f"(d[{}])'))
+    shape, rest = f"m64n{2 * numbers}k16", f"%{numbers}, %{numbers + 1}, 1, 1, 1, %{numbers + 2}, 0;"
+    return (
+        f"#define NUMBERS {numbers}\n#define REGISTERS(d) {registers}\n"
+        f'#define PRODUCT "wgmma.mma_async.sync.aligned.{shape}.f32.bf16.bf16 {{{names}}}, {rest}"\n'
+    )
 
 
 def fits(tensor: Tensor) -> bool:
@@ -148,12 +167,6 @@ def hopper(device: torch.device) -> bool:
 @cache
 def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _argument(value: Tensor | int | ctypes.Structure | None) -> Any:
-    if isinstance(value, ctypes.Structure):
-        return value
-    return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_void_p(0 if value is None else value.data_ptr())
 
 
 @cache

@@ -2,6 +2,7 @@
 //
 // forward:   out = relu(sum of weights[tap] * pixels[tap] + bias [+ other])
 // backward:  out = where(gate > 0, sum of transposed weights[tap] * pixels[tap] [+ other], 0)
+// plain:     either without bias, ReLU and gate
 //
 // A tap reads a box of up to 128 pixels of 64 channels, moved by its offset; what lies outside of the image is zero. A strided
 // convolution has four views of the finer image, of every other row and column: forward each tap reads one of them,
@@ -9,28 +10,17 @@
 // other weights: the 1x1 convolution beside a residual block.
 //
 // One warp fetches, by the tensor memory accelerator, boxes and weights into a ring of stages; two warpgroups multiply
-// weights [64 x 16] by pixels [16 x N]. A tile has 128 channels, a half for each warpgroup (CHUNKS 2), or 64 (CHUNKS 1, then
+// weights [64 x 16] by pixels [16 x 128 or 256]. A tile has 128 channels, a half for each warpgroup (CHUNKS 2), or 64 (CHUNKS 1, then
 // its two boxes are shared out), and PIECES boxes of pixels. What is added to a result and what gates it come through the
 // ring as well, and the result leaves from there.
 //
 // Where there are fewer tiles than processors, SPLIT blocks share one: each adds up its part of the steps and gives half of
 // the sums to the other. A block begins while the kernel before this one ends, up to the point where it needs its results.
 //
-// Given: FORWARD, OTHER (whether there is one), CHUNKS, PIECES, SPLIT, STAGES, and ACCUMULATORS, REGISTERS(d): so many
-// numbers as a warpgroup has, as assembly and C name them.
+// Given: FORWARD, PLAIN, OTHER (whether there is one), CHUNKS, PIECES, SPLIT, STAGES; hopper.cuh.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned short bf16;
-
-constexpr int LINE = 128, BOX = 128 * LINE, SQUARE = 64 * LINE;  // bytes: 64 channels; 128 pixels; weights of 64 channels
 constexpr int STAGE = PIECES * BOX + CHUNKS * SQUARE;
-constexpr int HALVES = CHUNKS == 2 ? PIECES : 1, N = 128 * HALVES;  // boxes and pixels of a warpgroup
-constexpr bool GATE = !FORWARD;
-
-struct alignas(64) Map {
-    u64 words[16];
-};
+constexpr int HALVES = CHUNKS == 2 ? PIECES : 1;  // boxes of a warpgroup
 
 struct Tap {
     int view, weight, right, down;
@@ -45,87 +35,6 @@ struct Work {  // as in taps.py
     int across, tiles;                // of the result's channels, of its pixels
     int rows, boxes, images, bytes;   // rows of a box, boxes of an image, images of a box; of what there is in a box
 };
-
-__device__ u32 spot(int line, int chunk) { return line * LINE + ((chunk ^ (line & 7)) << 4); }
-
-__device__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-
-// Barriers in shared memory: threads arrive, bytes arrive, and a phase ends.
-__device__ void set(u32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-__device__ void expect(u32 barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ void wait(u32 barrier, int parity) {
-    u32 over = 0;
-    while (!over)
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(over)
-            : "r"(barrier), "r"(parity)
-            : "memory");
-}
-
-__device__ void fetch(u32 to, const Map& map, u32 barrier, int channel, int column, int row, int image) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-            to),
-        "l"(&map), "r"(barrier), "r"(channel), "r"(column), "r"(row), "r"(image)
-        : "memory");
-}
-__device__ void fetch(u32 to, const Map& map, u32 barrier, int channel, int tap, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(channel), "r"(tap), "r"(row)
-        : "memory");
-}
-__device__ void store(const Map& map, u32 from, int channel, int row, int image) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, 0, %3, %4}], [%1];" ::"l"(&map), "r"(from),
-                 "r"(channel), "r"(row), "r"(image)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-__device__ void stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // what was read for it, that is
-__device__ void announce(const Map& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-
-// A matrix in shared memory: groups of eight lines, 1024 bytes from one to the next, 128-byte swizzle.
-__device__ u64 matrix(u32 address) { return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-
-#if CHUNKS == 2 && PIECES == 2
-#define PRODUCT "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" ACCUMULATORS "}, %128, %129, 1, 1, 1, %130, 0;"
-#else
-#define PRODUCT "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ACCUMULATORS "}, %64, %65, 1, 1, 1, %66, 0;"
-#endif
-__device__ void multiply(float (&d)[N / 2], u64 weights, u64 pixels) {
-    asm volatile(PRODUCT : REGISTERS(d) : "l"(weights), "l"(pixels), "n"(FORWARD ? 0 : 1));
-}
-
-__device__ u32 pair(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ float low(u32 both) { return __uint_as_float(both << 16); }
-__device__ float high(u32 both) { return __uint_as_float(both & 0xffff0000); }
-__device__ float relu(float value) { return value < 0 ? 0 : value; }  // NaN stays
-__device__ u32 gated(u32 both, u32 gate) {
-    return (low(gate) > 0 ? both & 0xffff : 0) | (high(gate) > 0 ? both & 0xffff0000 : 0);
-}
-
-// Sixteen pixels by sixteen channels of a warp.
-__device__ void read(u32 (&v)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ void write(const u32 (&v)[4], u32 at) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]),
-                 "r"(v[2]), "r"(v[3])
-                 : "memory");
-}
 
 __device__ void exchange() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
 
@@ -231,22 +140,20 @@ __device__ void finish(const float* sum, const float (&shift)[2], u32 box, int w
 #pragma unroll
     for (int g = 0; g < 16; g += 2) {
         const u32 at = box + spot(8 * g + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
-        u32 v[4] = {0, 0, 0, 0}, gate[4];
+        u32 v[4] = {0, 0, 0, 0}, gate[4] = {0, 0, 0, 0};
         if (OTHER) read(v, at);
         if (GATE) read(gate, at + BOX);
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-            const float a = sum[4 * (g + m / 2) + m % 2 * 2] + shift[m % 2] + low(v[m]);
-            const float b = sum[4 * (g + m / 2) + m % 2 * 2 + 1] + shift[m % 2] + high(v[m]);
-            v[m] = FORWARD ? pair(relu(a), relu(b)) : pair(a, b);
-            if (GATE) v[m] = gated(v[m], gate[m]);
+            const float* both = sum + 4 * (g + m / 2) + m % 2 * 2;
+            v[m] = finished(both[0] + shift[m % 2] + low(v[m]), both[1] + shift[m % 2] + high(v[m]), gate[m]);
         }
         write(v, at);
     }
 }
 
 // Gives half of the sums to the block that shares the tile, and adds what comes from it to the other half, which is then first.
-__device__ void share(float (&sum)[N / 2], int part, u32 room, int group, int thread) {
+__device__ void share(float (&sum)[NUMBERS], int part, u32 room, int group, int thread) {
     const u32 here = room + (HALVES == 2 ? group * 2 * BOX : 0) + 16 * thread, to = away(here, 1 - part);
     const bool gives = HALVES == 2 || group != part;
 #pragma unroll
@@ -254,7 +161,7 @@ __device__ void share(float (&sum)[N / 2], int part, u32 room, int group, int th
         float v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int at = 4 * i + j, far = (N / 2 + at) - 64;  // the same where there is one half
+            const int at = 4 * i + j, far = NUMBERS + at - 64;  // the same where there is one half
             v[j] = part ? sum[at] : sum[far];
             if (HALVES == 2) sum[at] = part ? sum[far] : sum[at];
         }
@@ -296,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 
     }
     __syncthreads();
     if (SPLIT > 1) exchange();  // the other block has begun
-    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+    wait_for_others();
 
     Ring ring;
     if (group == 2) {
@@ -315,16 +222,15 @@ extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 
     };
     for (int number = start; number < items; number += step) {
         const Item item(work, part, number);
-        float sum[N / 2];
+        float sum[NUMBERS];
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[i] = 0;
+        for (int i = 0; i < NUMBERS; i++) sum[i] = 0;
         int before = -1;
         for (int k = item.begin; k < item.end; k++, ring.next()) {
             const u32 pixels = stages + ring.stage * STAGE + (CHUNKS == 1 ? group * BOX : 0);
             const u32 weights = stages + ring.stage * STAGE + PIECES * BOX + (CHUNKS == 2 ? group * SQUARE : 0);
             wait(full + 8 * ring.stage, ring.parity);
-#pragma unroll
-            for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
+            settle(sum);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int q = 0; q < 4; q++)  // 16 channels: a quarter of a line, or 16 lines of the weights' transpose
@@ -335,13 +241,12 @@ extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 
         }
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         release(before);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(sum[i])::"memory");
+        settle(sum);
         if (SPLIT > 1) share(sum, part, room, group, thread);
 
         const int mine = item.channel(group) + 16 * warp + lane / 4;
         float shift[2] = {0, 0};
-        if (FORWARD)
+        if (RELU)
             for (int i = 0; i < 2; i++)
                 shift[i] = low(work.bias[mine + 8 * i]) + (work.extra_bias ? low(work.extra_bias[mine + 8 * i]) : 0);
         int held[HALVES];

@@ -5,17 +5,15 @@ kernel for most of that, and where it has one, this is as fast or faster without
 """
 
 import ctypes
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pixelpart.kernels import cuda
-from pixelpart.kernels.cuda import Map, Refused
+from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Map, Refused, image_map, weight_map
 
-PIXELS, CHUNK = 128, 64  # of a box, and its channels
-BOX, SQUARE, ROOM = 16384, 8192, 232448 - 256  # bytes, as in taps.cu; of all stages and sums
+PIXELS, CHUNK, THREADS = 128, 64, 288  # pixels of a box, and its channels; threads of a block
 
 
 class Tap(NamedTuple):
@@ -102,12 +100,21 @@ def _items(team: Team, boxes: int, across: int) -> int:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None, *, stride: int = 1, extra: Extra | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None = None,
+    *,
+    stride: int = 1,
+    extra: Extra | None = None,
 ) -> Tensor:
-    """relu(conv(x, weight) + bias + other + extra), padded by 1; Refused if it cannot."""
+    """relu(conv(x, weight) + bias + other + extra), padded by 1, or without a bias conv(x, weight).
+
+    Refused if it cannot.
+    """
     n, _, height, width = x.shape
     shape = n, weight.shape[0], height // stride, width // stride
-    if bias.dtype != torch.bfloat16 or (other is not None and other.shape != shape):
+    if (bias is not None and bias.dtype != torch.bfloat16) or (other is not None and other.shape != shape):
         raise Refused("a bias that is not bf16, or not one number for every pixel and channel")
     _check(x, weight, other, extra)
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -121,22 +128,25 @@ def forward(
 def backward(
     grad: Tensor,
     weight: Tensor,
-    rectified: Tensor,
+    rectified: Tensor | None,
     other: Tensor | None = None,
     *,
     stride: int = 1,
     extra: Extra | None = None,
 ) -> Tensor:
-    """where(rectified > 0, g + other + extra, 0), g what a convolution padded by 1 sends back to `rectified`.
+    """where(rectified > 0, g + other + extra, 0), or g: what a convolution padded by 1 sends back to what it has read.
 
     `extra` is what a 1x1 convolution of the same stride sends back; Refused if it cannot.
     """
-    if other is not None and other.shape != rectified.shape:
+    n, _, height, width = grad.shape
+    shape = n, weight.shape[1], height * stride, width * stride
+    if any(tensor is not None and tensor.shape != shape for tensor in (rectified, other)):
         raise Refused("not one number for every pixel and channel")
     _check(grad, weight, rectified, other, extra)
-    out = torch.empty_like(rectified)
-    views = [[tensor] if stride == 1 else _views(tensor)[::-1] for tensor in (out, rectified)]
-    _run(False, [grad], weight, views[0], taps_backward(stride), gates=views[1], other=other, extra=extra)
+    out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
+    outs, gates = (None if t is None else [t] if stride == 1 else _views(t)[::-1] for t in (out, rectified))
+    assert outs is not None
+    _run(False, [grad], weight, outs, taps_backward(stride), gates=gates, other=other, extra=extra)
     return out
 
 
@@ -193,32 +203,33 @@ def _run(
     work.bytes = 2 * CHUNK * width * boxes.rows * boxes.images
     work.first[:] = [sum(map(len, kinds[:kind])) for kind in range(5)]
     work.taps[:] = [_Tap(*tap) for taps in kinds for tap in taps]
-    work.source[: len(sources)] = [_image(tensor, box) for tensor in sources]
-    work.out[: len(outs)] = [_image(tensor, box) for tensor in outs]
+    work.source[: len(sources)] = [image_map(tensor, box) for tensor in sources]
+    work.out[: len(outs)] = [image_map(tensor, box) for tensor in outs]
     tall = chunks * CHUNK if ahead else CHUNK
-    work.weights = _weights(weight, tall)
+    work.weights = weight_map(weight, tall)
     if gates is not None:
-        work.gate[: len(gates)] = [_image(tensor, box) for tensor in gates]
+        work.gate[: len(gates)] = [image_map(tensor, box) for tensor in gates]
     if other is not None:
-        work.other = _image(other, box)
+        work.other = image_map(other, box)
     if bias is not None:
         work.bias = bias.data_ptr()
     if extra is not None:
-        work.extra, work.extra_weights = _image(extra.x, box), _weights(extra.weight, tall)
+        work.extra, work.extra_weights = image_map(extra.x, box), weight_map(extra.weight, tall)
         work.extra_chunks = extra.x.shape[1] // CHUNK
         work.extra_bias = None if extra.bias is None else extra.bias.data_ptr()
     halves = team.pieces if chunks == 2 else 1
     sums = (team.split - 1) * 2 * halves * BOX
-    stages = (ROOM - sums) // (team.pieces * BOX + chunks * SQUARE)
-    names = "FORWARD", "OTHER", "CHUNKS", "STAGES", "PIECES", "SPLIT"
-    defines = tuple(zip(names, (int(ahead), int(other is not None), chunks, stages, *team), strict=True))
-    kernel = cuda.kernel("taps", cuda.accumulators(64 * halves), defines, ROOM + 256, device)
+    stages = (ROOM - 256 - sums) // (team.pieces * BOX + chunks * SQUARE)
+    plain = int(bias is None and gates is None)
+    settings = {"FORWARD": int(ahead), "PLAIN": plain, "OTHER": int(other is not None), "CHUNKS": chunks}
+    settings |= {"PIECES": team.pieces, "SPLIT": team.split, "STAGES": stages}
+    kernel = cuda.kernel("taps", 64 * halves, tuple(settings.items()), device)
     if kernel is None:
         raise Refused("not made here")
-    items, room = len(kinds) * tiles * across, kernel.clusters(288, team.split)
+    items, room = len(kinds) * tiles * across, kernel.clusters(THREADS, team.split)
     if team.split > 1 and items > room:
         raise Refused("fewer processors than blocks that have to run together")
-    kernel(team.split * min(items, room), 288, work)
+    kernel(team.split * min(items, room), THREADS, work)
 
 
 def _check(*given: Tensor | Extra | None) -> None:
@@ -232,14 +243,3 @@ def _check(*given: Tensor | Extra | None) -> None:
 def _views(x: Tensor) -> list[Tensor]:
     """Every other row and column, in the order of VIEWS."""
     return [x[:, :, row::2, column::2] for row, column in VIEWS]
-
-
-def _image(x: Tensor, box: Sequence[int]) -> Map:
-    n, c, height, width = x.shape
-    across, down, along = x.stride(3), x.stride(2), x.stride(0)
-    return cuda.map_of(x, (c, width, height, n), (across, down, along), box)
-
-
-def _weights(weight: Tensor, tall: int) -> Map:
-    outputs, inputs, height, width = weight.shape
-    return cuda.map_of(weight, (inputs, height * width, outputs), (inputs, height * width * inputs), (CHUNK, 1, tall))

@@ -67,9 +67,11 @@ def test_a_tile_and_all_that_its_taps_read_fit(width: int) -> None:
     assert conv64.POSITIONS - 1 + 2 * padded + 2 < conv64.LINES
 
 
-def test_two_tiles_of_each_warpgroup_and_the_weights_fill_what_a_processor_has() -> None:
+def test_there_is_room_for_two_tiles_and_more() -> None:
     assert conv64.rows_of(33) == 0
-    assert conv64.SHARED <= 227 * 1024
+    assert [conv64.tiles_for(boxes) for boxes in (1, 2)] == [4, 2]
+    for width in range(1, 33):
+        assert conv64.rows_of(width) * width * cuda.LINE <= cuda.BOX
 
 
 @pytest.mark.parametrize("made", ["refused", "not suited"])
