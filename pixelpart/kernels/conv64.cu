@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1) conv64(const 
         float sum[NUMBERS];
 #pragma unroll
         for (int i = 0; i < NUMBERS; i++) sum[i] = 0;
-        wait(full + 8 * slot, n / TILES & 1);
         if (n) meet(TURN + group, 256);
+        wait(full + 8 * slot, n / TILES & 1);  // in its turn: a barrier tells odd phases from even ones, and no more
 
         settle(sum);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
