@@ -5,13 +5,14 @@ kernel for most of that, and where it has one, this is as fast or faster without
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pixelpart.kernels import cuda
-from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Map, Refused, image_map, weight_map
+from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Kernel, Map, Refused, image_map, weight_map
 
 PIXELS, CHUNK, THREADS = 128, 64, 288  # pixels of a box, and its channels; threads of a block
 
@@ -85,18 +86,43 @@ class Team(NamedTuple):
 
 
 def team_for(steps: int, boxes: int, across: int, processors: int) -> Team:
-    """What takes the fewest cycles, by a rough reckoning: a step of one box 600, of two 1060, to share sums 3000."""
+    """What takes the fewest cycles, by a rough reckoning from measured times.
+
+    A step of one box is 600, of two 1060; a tile has 4000 more, and sums are shared in 3000.
+    """
+
+    def items(team: Team) -> int:
+        return -(-boxes // team.pieces) * across
 
     def cycles(team: Team) -> int:
-        rounds = -(-_items(team, boxes, across) * team.split // processors)
+        rounds = -(-items(team) * team.split // processors)
         return rounds * (steps // team.split * (600, 1060)[team.pieces - 1] + 4000) + 3000 * (team.split - 1)
 
     teams = (Team(pieces, split) for pieces in (1, 2) for split in (1, 2))
-    return min((t for t in teams if t.split == 1 or _items(t, boxes, across) * 2 <= processors), key=cycles)
+    return min((team for team in teams if team.split == 1 or items(team) * 2 <= processors), key=cycles)
 
 
-def _items(team: Team, boxes: int, across: int) -> int:
-    return -(-boxes // team.pieces) * across
+class Tiling(NamedTuple):
+    """How a result is cut into tiles: its channels, by so many chunks of 64, and its pixels, by the team's boxes."""
+
+    boxes: Boxes
+    chunks: int
+    across: int
+    down: int
+    team: Team
+
+
+def tiling_of(shape: Sequence[int], kinds: list[list[Tap]], inputs: int, processors: int) -> Tiling:
+    """For results of this shape, each kind of them from its taps of so many channels; Refused if they cannot be cut."""
+    n, channels, height, width = shape
+    boxes = boxes_of(height, width)
+    if boxes is None or channels % CHUNK:
+        raise Refused(f"images of {height} by {width} pixels and {channels} channels")
+    chunks = 2 if channels % (2 * CHUNK) == 0 else 1
+    across, count = channels // (chunks * CHUNK), -(-n // boxes.images) * boxes.boxes
+    steps = sum(map(len, kinds)) * inputs // CHUNK // len(kinds)
+    team = team_for(steps, count * len(kinds), across, processors) if chunks == 2 else Team(2, 1)
+    return Tiling(boxes, chunks, across, -(-count // team.pieces), team)
 
 
 def forward(
@@ -187,49 +213,48 @@ def _run(
     other: Tensor | None = None,
     extra: Extra | None = None,
 ) -> None:
-    n, channels, height, width = outs[0].shape
-    boxes = boxes_of(height, width)
-    if boxes is None or channels % CHUNK:
-        raise Refused(f"images of {height} by {width} pixels and {channels} channels")
-    device = sources[0].device
-    chunks = 2 if channels % (2 * CHUNK) == 0 else 1
-    across, total = channels // (chunks * CHUNK), -(-n // boxes.images) * boxes.boxes * len(kinds)
-    steps = sum(map(len, kinds)) * sources[0].shape[1] // CHUNK // len(kinds)
-    team = Team(2, 1) if chunks == 1 else team_for(steps, total, across, cuda.processors(device))
+    device, inputs = sources[0].device, sources[0].shape[1]
+    tiling = tiling_of(outs[0].shape, kinds, inputs, cuda.processors(device))
+    boxes, chunks, across, down, team = tiling
+    plain = bias is None and gates is None
+    kernel = _kernel(tiling, device, FORWARD=ahead, PLAIN=plain, OTHER=other is not None)
+    items, room = len(kinds) * down * across, kernel.clusters(THREADS, team.split)
+    if team.split > 1 and items > room:
+        raise Refused("fewer processors than blocks that have to run together")
+
+    width, tall = outs[0].shape[3], chunks * CHUNK if ahead else CHUNK
     box = CHUNK, width, boxes.rows, boxes.images
-    tiles = -(-total // len(kinds) // team.pieces)
-    work = Work(chunks=sources[0].shape[1] // CHUNK, kinds=len(kinds), across=across, tiles=tiles)
+    work = Work(chunks=inputs // CHUNK, kinds=len(kinds), across=across, tiles=down)
     work.rows, work.boxes, work.images = boxes
-    work.bytes = 2 * CHUNK * width * boxes.rows * boxes.images
+    work.bytes = cuda.LINE * width * boxes.rows * boxes.images
     work.first[:] = [sum(map(len, kinds[:kind])) for kind in range(5)]
     work.taps[:] = [_Tap(*tap) for taps in kinds for tap in taps]
     work.source[: len(sources)] = [image_map(tensor, box) for tensor in sources]
-    work.out[: len(outs)] = [image_map(tensor, box) for tensor in outs]
-    tall = chunks * CHUNK if ahead else CHUNK
     work.weights = weight_map(weight, tall)
+    work.out[: len(outs)] = [image_map(tensor, box) for tensor in outs]
+    if bias is not None:
+        work.bias = bias.data_ptr()
     if gates is not None:
         work.gate[: len(gates)] = [image_map(tensor, box) for tensor in gates]
     if other is not None:
         work.other = image_map(other, box)
-    if bias is not None:
-        work.bias = bias.data_ptr()
     if extra is not None:
         work.extra, work.extra_weights = image_map(extra.x, box), weight_map(extra.weight, tall)
         work.extra_chunks = extra.x.shape[1] // CHUNK
         work.extra_bias = None if extra.bias is None else extra.bias.data_ptr()
-    halves = team.pieces if chunks == 2 else 1
-    sums = (team.split - 1) * 2 * halves * BOX
-    stages = (ROOM - 256 - sums) // (team.pieces * BOX + chunks * SQUARE)
-    plain = int(bias is None and gates is None)
-    settings = {"FORWARD": int(ahead), "PLAIN": plain, "OTHER": int(other is not None), "CHUNKS": chunks}
-    settings |= {"PIECES": team.pieces, "SPLIT": team.split, "STAGES": stages}
-    kernel = cuda.kernel("taps", 64 * halves, tuple(settings.items()), device)
+    kernel(team.split * min(items, room), THREADS, work)
+
+
+def _kernel(tiling: Tiling, device: torch.device, **settings: int) -> Kernel:
+    (pieces, split), chunks = tiling.team, tiling.chunks
+    halves = pieces if chunks == 2 else 1  # boxes of a warpgroup
+    sums = (split - 1) * 2 * halves * BOX  # bytes, where they are shared
+    stages = (ROOM - 256 - sums) // (pieces * BOX + chunks * SQUARE)
+    settings |= {"CHUNKS": chunks, "PIECES": pieces, "SPLIT": split, "STAGES": stages}
+    kernel = cuda.kernel("taps", 64 * halves, tuple((name, int(value)) for name, value in settings.items()), device)
     if kernel is None:
         raise Refused("not made here")
-    items, room = len(kinds) * tiles * across, kernel.clusters(THREADS, team.split)
-    if team.split > 1 and items > room:
-        raise Refused("fewer processors than blocks that have to run together")
-    kernel(team.split * min(items, room), THREADS, work)
+    return kernel
 
 
 def _check(*given: Tensor | Extra | None) -> None:

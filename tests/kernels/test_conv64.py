@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pixelpart.kernels import conv64, cuda
 from pixelpart.kernels.convolution import conv_add_relu, conv_relu, rectified_gradient
+from tests.shared.accelerator import Emulated
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not hopper, reason="its instructions are Hopper's alone")
@@ -40,12 +41,31 @@ def assert_rounded_once(mine: Tensor, exact: Tensor) -> None:
     "shape", [(128, 32, 32), (1, 32, 32), (5, 30, 32), (3, 17, 20), (4, 16, 28), (7, 8, 8), (300, 32, 32), (2, 1, 5)]
 )
 def test_it_is_the_convolution_and_its_gradient(shape: tuple[int, int, int], added: bool) -> None:
+    assert_it_is_the_convolution(shape, added, "cuda")
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("shape", [(1, 32, 32), (2, 17, 20), (3, 8, 8), (2, 1, 5)])
+def test_what_it_is_told_is_the_convolution(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int], added: bool
+) -> None:
+    """Carried out by plain means: maps, tiles and settings, but not the kernel itself."""
+    there = Emulated(monkeypatch)
+    assert_it_is_the_convolution(shape, added, "cpu")
+    assert [name for name, *_ in there.launched] == ["conv64"] * 4
+
+
+def assert_it_is_the_convolution(shape: tuple[int, int, int], added: bool, device: str) -> None:
     n, h, w = shape
-    x, weight, bias = numbers(n, 64, h, w), numbers(64, 64, 3, 3) / 24, numbers(64)
-    other = numbers(n + 1, 64, h, w)[1:] if added else None
-    rectified = numbers(n + 2, 64, h, w)[2:].relu()
+    x, weight = numbers(n, 64, h, w, device=device), numbers(64, 64, 3, 3, device=device) / 24
+    bias = numbers(64, device=device)
+    other = numbers(n + 1, 64, h, w, device=device)[1:] if added else None
+    rectified = numbers(n + 2, 64, h, w, device=device)[2:].relu()
     assert_rounded_once(conv64.forward(x, weight, bias, other), expected_ahead(x, weight, bias, other))
     assert_rounded_once(conv64.backward(x, weight, rectified, other), expected_back(x, weight, rectified, other))
+    assert_rounded_once(conv64.forward(x, weight, None), F.conv2d(x.double(), weight.double(), padding=1))
+    back = F.conv_transpose2d(x.double(), weight.double(), padding=1)
+    assert_rounded_once(conv64.backward(x, weight, None), back)
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pixelpart.kernels import cuda, strided_gradient, taps
 from pixelpart.kernels.taps import Extra, Tap
+from tests.shared.accelerator import Emulated
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not hopper, reason="its instructions are Hopper's alone")
@@ -93,6 +94,16 @@ def test_without_it_a_strided_gradient_is_the_same() -> None:
     torch.library.opcheck(strided_gradient, (grad, weight, beside, shortcut, x.relu(), 2))
 
 
+@pytest.mark.parametrize("case", [(3, 128, 64, 16), (9, 256, 64, 4), (20, 64, 64, 6), (2, 192, 64, 14)], ids=str)
+def test_what_it_is_told_is_a_block_of_convolutions(monkeypatch: pytest.MonkeyPatch, case: tuple[int, ...]) -> None:
+    """Carried out by plain means: maps, taps, boxes and settings, but not the kernel itself."""
+    there = Emulated(monkeypatch)
+    assert_it_is_a_block(case, "cpu")
+    assert {name for name, *_ in there.launched} == {"taps"}
+    assert all(0 < blocks <= 132 for *_, blocks in there.launched)
+    assert all(settings["STAGES"] >= 2 * settings["PIECES"] for _, settings, _ in there.launched)  # one for each result
+
+
 # -- on the device
 
 
@@ -141,15 +152,16 @@ CASES = [  # images, channels, finer channels, side: boxes of rows, of images, n
 @on_hopper
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_a_block_of_convolutions_and_its_gradient(case: tuple[int, int, int, int]) -> None:
+    assert_it_is_a_block(case, "cuda")
+
+
+def assert_it_is_a_block(case: tuple[int, ...], device: str) -> None:
     n, c, k, side = case
-    x, other, act = (numbers(n, c, side, side, seed=i) for i in range(3))
-    fine, fine_act = numbers(n, k, 2 * side, 2 * side), numbers(n, k, 2 * side, 2 * side, seed=1).relu()
-    weight, first, shortcut = (
-        numbers(c, c, 3, 3) / (3 * c**0.5),
-        numbers(c, k, 3, 3) / (3 * k**0.5),
-        numbers(c, k, 1, 1) / k**0.5,
-    )
-    bias, more = numbers(c), numbers(c, seed=1)
+    x, other, act = (numbers(n, c, side, side, seed=i, device=device) for i in range(3))
+    fine, fine_act = (numbers(n, k, 2 * side, 2 * side, seed=i, device=device) for i in range(2))
+    weight = numbers(c, c, 3, 3, device=device) / (3 * c**0.5)
+    first, shortcut = numbers(c, k, 3, 3, device=device) / (3 * k**0.5), numbers(c, k, 1, 1, device=device) / k**0.5
+    bias, more = numbers(c, device=device), numbers(c, seed=1, device=device)
     for added in (None, other):
         mine = taps.forward(x, weight, bias, added)
         assert_rounded_once(mine, expected_ahead(x, weight, bias, added, 1, None))
@@ -159,8 +171,11 @@ def test_it_is_a_block_of_convolutions_and_its_gradient(case: tuple[int, int, in
     extra = Extra(fine, shortcut, more)
     assert_rounded_once(taps.forward(x, weight, bias, extra=extra), expected_ahead(x, weight, bias, None, 1, extra))
     extra = Extra(other, shortcut, None)
-    mine = taps.backward(x, first, fine_act, stride=2, extra=extra)
-    assert_rounded_once(mine, expected_back(x, first, fine_act, None, 2, extra))
+    mine = taps.backward(x, first, fine_act.relu(), stride=2, extra=extra)
+    assert_rounded_once(mine, expected_back(x, first, fine_act.relu(), None, 2, extra))
+    assert_rounded_once(taps.forward(fine, first, None, stride=2), F.conv2d(fine.double(), first.double(), None, 2, 1))
+    back = F.conv_transpose2d(x.double(), first.double(), None, 2, 1, 1)
+    assert_rounded_once(taps.backward(x, first, None, stride=2), back)
 
 
 @pytest.mark.gpu
