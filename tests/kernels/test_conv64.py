@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from accelerator import Emulated
 from pixelpart.kernels import conv64, cuda
 from pixelpart.kernels.convolution import conv_add_relu, conv_relu, rectified_gradient
-from tests.shared.accelerator import Emulated
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not hopper, reason="its instructions are Hopper's alone")
