@@ -27,7 +27,7 @@ class Tap(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """A 1x1 convolution of other pixels, added to the sum: forward it reads every `stride`-th pixel of x."""
+    """A 1x1 convolution of other pixels, added to the sum: forward of every other pixel of x, if x has more of them."""
 
     x: Tensor
     weight: Tensor

@@ -38,6 +38,14 @@ def test_torch_finds_both_well_made() -> None:
     torch.library.opcheck(conv_back, (grad, weight.detach(), x.detach(), 2))
 
 
+@pytest.mark.parametrize("odd", range(3))
+def test_a_compiler_is_told_the_layout_also_where_one_tensor_has_another(odd: int) -> None:
+    tensors = [tensor.contiguous() if i == odd else tensor for i, tensor in enumerate(case(2, 4, 6, 8, 1))]
+    x, weight, grad = tensors
+    torch.library.opcheck(conv, (x, weight, 1), test_utils="test_faketensor")
+    torch.library.opcheck(conv_back, (grad, weight, x, 1), test_utils="test_faketensor")
+
+
 @pytest.mark.parametrize("name", ["resnet18", "preactresnet18"])
 def test_a_training_pass_through_them_is_the_same(name: str) -> None:
     torch.manual_seed(0)

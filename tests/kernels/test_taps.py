@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accelerator import Emulated
-from pixelpart.kernels import cuda, strided_gradient, taps
+from pixelpart.kernels import cuda, residual, strided_gradient, taps
 from pixelpart.kernels.taps import Extra, Tap
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -102,6 +102,20 @@ def test_what_it_is_told_is_a_block_of_convolutions(monkeypatch: pytest.MonkeyPa
     assert {name for name, *_ in there.launched} == {"taps"}
     assert all(0 < blocks <= 132 for *_, blocks in there.launched)
     assert all(settings["STAGES"] >= 2 * settings["PIECES"] for _, settings, _ in there.launched)  # one for each result
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_a_block_of_any_stride_is_the_same_with_it(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+    there = Emulated(monkeypatch)
+    monkeypatch.setattr(cuda, "hopper", lambda device: True)
+    x, first, second = (numbers(*size, device="cpu") for size in ((2, 64, 16, 16), (128, 64, 3, 3), (128, 128, 3, 3)))
+    first, second, shortcut = first / 24, second / 34, numbers(128, 64, 1, 1, device="cpu") / 8
+    biases = [numbers(128, seed=i, device="cpu") for i in range(3)]
+    mine, inner = residual(x, first, biases[0], second, biases[1], shortcut, biases[2], stride, False, False)
+    assert there.launched
+    beside = F.conv2d(x.double(), shortcut.double(), biases[2].double(), stride)
+    exact = (F.conv2d(inner.double(), second.double(), biases[1].double(), 1, 1) + beside).relu()
+    torch.testing.assert_close(mine.double(), exact, rtol=2**-7, atol=2**-6)  # rounded before the sum, maybe
 
 
 # -- on the device
