@@ -73,16 +73,17 @@ def fuse_blocks(network: fx.GraphModule) -> None:
 
 def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, list[fx.Node]] | None:
     """The shortcut's convolution, if there is one, and the nodes that the operation stands for; None: no such block."""
-    inner, _, _, other, *settings = last.args
+    inner, second, _, other, *settings = last.args
     if inner.target is not CONV_RELU or len(inner.users) != 1 or settings != [1, 1]:
         return None
-    x, _, _, stride, padding = inner.args
+    x, first, _, stride, padding = inner.args
     if padding != 1 or not set(x.users) <= {inner, other, last}:  # who else reads it may change it in place
         return None
+    first, second = (modules[weight.target.removesuffix(".weight")] for weight in (first, second))
     if other is x and stride == 1:
-        return None, [last, inner]
+        return (None, [last, inner]) if first.in_channels == second.out_channels else None
     conv = _convolution(other, modules)
-    if conv is None or other.args[0] is not x:
+    if conv is None or other.args[0] is not x or conv.out_channels != second.out_channels:
         return None
     fits = conv.kernel_size == (1, 1) and conv.stride == (stride, stride) and conv.padding == (0, 0)
     return (conv, [last, inner, other]) if fits else None

@@ -100,3 +100,22 @@ def test_what_is_not_such_a_block_is_left(name):
         found = check(net(vars(NoBlocks)[name]), dtype)
         assert "residual" not in found
         assert found["conv_add_relu"] == 1
+
+
+@pytest.mark.parametrize(
+    ("channels", "others"), [((1, 16, 16), None), ((16, 16, 1), None), ((16, 16, 16), 1), ((16, 16, 1), 16)], ids=str
+)
+def test_a_sum_that_spreads_one_channel_over_many_is_no_block(channels, others):
+    """Its gradient is summed over these on one way and not on the other."""
+    entry, between, end = channels
+
+    def trunk(self, x):
+        out = F.relu(self.a(x))
+        return F.relu(self.d(F.relu(self.b(out))) + (self.c(out) if others else out))
+
+    model = net(trunk)
+    model.a = nn.Conv2d(3, entry, 3, padding=1)
+    model.b, model.d = nn.Conv2d(entry, between, 3, padding=1), nn.Conv2d(between, end, 3, padding=1)
+    if others:
+        model.c = nn.Conv2d(entry, others, 1)
+    assert check(model) == {"conv_relu": 2, "conv_add_relu": 1}
