@@ -18,10 +18,11 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from pixelpart.errors import UserError, choose
+from pixelpart.fusing import STEM
 from pixelpart.tracing import Called, Traced, Unreadable, tensors_of
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -160,7 +161,13 @@ def searched(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False
     if not folding.folded:
         return None
     view = folding()
-    return Frozen(view.features.bound(), view.head.bound(), view.pooled_linear)
+    features = view.features.bound()
+    assert isinstance(features.structure, fx.GraphModule)
+    if any(node.target is STEM for node in features.structure.graph.nodes):  # channels last, so the rest is to be too
+        for module in features.structure.modules():
+            if isinstance(module, nn.Conv2d):
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Frozen(features, view.head.bound(), view.pooled_linear)
 
 
 def through(model: Any, search: str, x: Tensor) -> Any:

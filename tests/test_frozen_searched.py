@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from accelerator import Emulated
 from odd_networks import NETS, UNREADABLE, TheirNet, close, images, logits_and_gradient, state_of, stir
 from pixelpart import frozen as frozen_module
 from pixelpart import models
 from pixelpart.frozen import freeze, searched
+from pixelpart.kernels import cuda
 
 
 class Sequenced(nn.Sequential):
@@ -202,3 +204,15 @@ def test_making_a_view_for_a_search_leaves_the_model_as_it_was():
     assert state_of(model) == state
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+def test_the_kernels_of_a_hopper_gpu_are_met_whatever_the_layout_of_the_weights(layout, monkeypatch):
+    convs = [nn.Conv2d(64, 64, 3, padding=1, stride=stride) for stride in (1, 2)]
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *convs[:1], nn.ReLU(), *convs[1:], nn.ReLU(), nn.Flatten())
+    model.to(memory_format=layout)
+    there = Emulated(monkeypatch)
+    monkeypatch.setattr(cuda, "hopper", lambda device: True)
+    searched(model, dtype=torch.bfloat16, fuse=True)(torch.rand(2, 3, 16, 16))
+    assert len(there.launched) == 2
+    assert all(conv.weight.is_contiguous(memory_format=layout) for conv in convs)
