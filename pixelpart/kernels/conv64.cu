@@ -13,7 +13,8 @@
 // tiles, and what is added to a result or gates it. Three warpgroups take turns: while one multiplies, with all tensor
 // cores to itself, the others treat and store what they have.
 //
-// Given: FORWARD, PLAIN, OTHER (whether there is one), WIDTH (of the image), ROWS, TILES (that lie in shared memory); hopper.cuh.
+// Given: FORWARD, PLAIN, OTHER (whether there is one), WIDTH (of the image), ROWS, TILES (that lie in shared memory);
+// hopper.cuh.
 
 constexpr int TAPS = 9, GROUPS = 3, POSITIONS = 2 * NUMBERS;
 constexpr int PADDED = WIDTH + 2;                                 // pixels from a row to the next

@@ -1,7 +1,7 @@
 // What kernels for Hopper's tensor cores are made of. A pixel is a line of 128 bytes in shared memory: 64 channels in bf16.
 //
-// Given: FORWARD; PLAIN, without what follows a convolution; NUMBERS, that a thread has of a warpgroup's sums, and PRODUCT, REGISTERS(d): the instruction that adds to
-// them, and these as C names them.
+// Given: FORWARD; PLAIN, without what follows a convolution; NUMBERS, that a thread has of a warpgroup's sums, and PRODUCT,
+// REGISTERS(d): the instruction that adds to them, and these as C names them.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -10,9 +10,9 @@
 // other weights: the 1x1 convolution beside a residual block.
 //
 // One warp fetches, by the tensor memory accelerator, boxes and weights into a ring of stages; two warpgroups multiply
-// weights [64 x 16] by pixels [16 x 128 or 256]. A tile has 128 channels, a half for each warpgroup (CHUNKS 2), or 64 (CHUNKS 1, then
-// its two boxes are shared out), and PIECES boxes of pixels. What is added to a result and what gates it come through the
-// ring as well, and the result leaves from there.
+// weights [64 x 16] by pixels [16 x 128 or 256]. A tile has 128 channels, a half for each warpgroup (CHUNKS 2), or 64
+// (CHUNKS 1, then its two boxes are shared out), and PIECES boxes of pixels. What is added to a result and what gates it
+// come through the ring as well, and the result leaves from there.
 //
 // Where there are fewer tiles than processors, SPLIT blocks share one: each adds up its part of the steps and gives half of
 // the sums to the other. A block begins while the kernel before this one ends, up to the point where it needs its results.
@@ -95,6 +95,7 @@ __device__ void fetch_steps(const Work& work, const Item& item, Ring& ring, u32 
         row[p] = corner.row;
         image[p] = corner.image;
     }
+    // Right for a begin less than work.chunks behind the taps: extra has fewer than 11 times as many channels.
     int next = item.begin / work.chunks, chunk = item.begin % work.chunks, chunks = 0;
     Tap tap;
     const Map *source, *weights;
