@@ -2,8 +2,8 @@
 
 On a Hopper GPU by kernels of our own, conv64 and taps, elsewhere by cuDNN's fused forward pass or one by one.
 
-Only the gradients that an attack needs are there: with respect to the images, not the weights. The last operation, `conv`,
-is for training and has both.
+Only the gradients that an attack needs are there: with respect to the images, not the weights. The last operation,
+`conv`, is for training and has both.
 """
 
 from typing import Any
