@@ -11,7 +11,7 @@ from pixelpart.engine.averaging import Average
 from pixelpart.engine.distributed import average_gradients, average_statistics, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.perturbation import perturbed
-from pixelpart.engine.view import view_in
+from pixelpart.engine.view import lay_out, view_in
 from pixelpart.frozen import PRECISIONS, Working
 from pixelpart.kernels.cuda import hopper
 from pixelpart.models import Classifier
@@ -67,9 +67,10 @@ class Learner:
         """`size` of the images, if it is not that of the data set."""
         self.world = world
         self.model = model.to(device).train()
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = size or find(config.dataset).size
-        self.freeze, dtype = view_in(PRECISIONS[config.precision], self.model, size=size, device=device)
+        self.layout = lay_out(self.model, size=size, device=device)
+        dtype = PRECISIONS[config.precision]
+        self.freeze, dtype = view_in(dtype, self.model, size=size, device=device, layout=self.layout)
         self.narrow = dtype is not None
         self.network: Callable[[Tensor], Tensor] = self.model
         if dtype:

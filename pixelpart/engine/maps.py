@@ -25,7 +25,7 @@ def renew(store: MaskStore, learner: Learner, phase: Phase, loader: Loader, *, c
     device, world = store.maps.device, loader.world
     store.maps.zero_()
     for index in torch.arange(len(loader))[world.slice(len(loader))].split(chunk):
-        x, y = place(*loader.take(index), device=device)
+        x, y = place(*loader.take(index), device=device, layout=learner.layout)
         store.put(index.to(device), maps_of(learner, phase, x, y))
     if world.size > 1:
         store.maps.copy_(world.total(store.maps))

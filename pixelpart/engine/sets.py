@@ -34,7 +34,13 @@ def settled(config: Config) -> Config:
 
 
 def load(
-    config: Config, root: Path | str | None, *, device: torch.device, world: World, screen: Screen
+    config: Config,
+    root: Path | str | None,
+    *,
+    device: torch.device,
+    world: World,
+    screen: Screen,
+    layout: torch.memory_format = torch.channels_last,
 ) -> tuple[Loader, Probes]:
     """The training images, and the probes: some of them under "train", and "held-out" or, without those, "test"."""
     images, labels = load_checked(config.dataset, "train", root, screen=screen)
@@ -43,15 +49,15 @@ def load(
         images, labels, rows=kept, batch_size=config.batch_size, seed=config.seed, device=device, world=world
     )
     some = torch.randperm(len(kept), generator=draws.generator(config.seed, "probe images"))[: config.probe]
-    probes = {"train": place(images[kept[some]], labels[kept[some]], device=device)}
+    probes = {"train": place(images[kept[some]], labels[kept[some]], device=device, layout=layout)}
     if config.holdout:
-        probes["held-out"] = place(images[held], labels[held], device=device)
+        probes["held-out"] = place(images[held], labels[held], device=device, layout=layout)
     else:
         x, y = load_checked(config.dataset, "test", root, screen=screen)
         first = torch.arange(len(x))
         if is_code(config.dataset):  # which may give them class by class
             first = torch.randperm(len(x), generator=draws.generator(config.seed, "test images"))
-        probes["test"] = place(x[first[: config.probe]], y[first[: config.probe]], device=device)
+        probes["test"] = place(x[first[: config.probe]], y[first[: config.probe]], device=device, layout=layout)
     return loader, probes
 
 
@@ -61,10 +67,11 @@ def skipped(config: Config, root: Path | str | None) -> list[str]:
     return left_out(root) if left_out else []
 
 
-def place(images: Tensor, labels: Tensor, *, device: torch.device) -> tuple[Images, Labels]:
-    """Both on the device, the images as floats in [0,1]."""
-    x = as_float(images.to(device))
-    return x.contiguous(memory_format=torch.channels_last), labels.to(device)
+def place(
+    images: Tensor, labels: Tensor, *, device: torch.device, layout: torch.memory_format
+) -> tuple[Images, Labels]:
+    """Both on the device, the images as floats in [0,1], laid out as the model wants them."""
+    return as_float(images.to(device)).contiguous(memory_format=layout), labels.to(device)
 
 
 def load_checked(

@@ -45,7 +45,7 @@ class Clean:
 
 def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
     """Crafts adversarial examples inside the budget, takes one descent step on them, and adds to the epoch's tally."""
-    x = augment.picture(inputs.augmentation, inputs.images).contiguous(memory_format=torch.channels_last)
+    x = augment.picture(inputs.augmentation, inputs.images).contiguous(memory_format=learner.layout)
     target = shown(phase, x, inputs)
     y = likeliest(target)
     model = learner.freeze()  # eval mode, the weights as they are now

@@ -92,7 +92,9 @@ class Trainer:
         if fast and device.type == "cuda" and world.size == 1:
             self.go_fast()
 
-        self.loader, self.probes = sets.load(config, data_root, device=device, world=world, screen=screen)
+        self.loader, self.probes = sets.load(
+            config, data_root, device=device, world=world, screen=screen, layout=self.learner.layout
+        )
         self.measured_on = "held-out" if config.holdout else "test"
         self.skipped = sets.skipped(config, data_root)
         self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None

@@ -1,6 +1,7 @@
 """Kernels written in CUDA: compiled when first needed, by the compiler library that comes with torch."""
 
 import ctypes
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,7 +79,8 @@ def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device
             _check(_driver().cuModuleLoadData(ctypes.byref(module), compiled(text, options)))
             _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
             _check(_driver().cuFuncSetAttribute(function, SHARED, ROOM))
-    except Refused:
+    except Refused as error:
+        warnings.warn(f"the kernel {name} cannot be made, so torch's own take its place: {error}", stacklevel=2)
         return None
     return Kernel(function, device)
 

@@ -168,6 +168,8 @@ def backward(
     shape = n, weight.shape[1], height * stride, width * stride
     if any(tensor is not None and tensor.shape != shape for tensor in (rectified, other)):
         raise Refused("not one number for every pixel and channel")
+    if other is not None and stride > 1:
+        raise Refused("what is added to strided results is not read by kinds")
     _check(grad, weight, rectified, other, extra)
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
     outs, gates = (None if t is None else [t] if stride == 1 else _views(t)[::-1] for t in (out, rectified))
@@ -214,6 +216,8 @@ def _run(
     extra: Extra | None = None,
 ) -> None:
     device, inputs = sources[0].device, sources[0].shape[1]
+    if extra is not None and extra.x.shape[1] > 9 * inputs:
+        raise Refused("more beside the sum than in it")
     tiling = tiling_of(outs[0].shape, kinds, inputs, cuda.processors(device))
     boxes, chunks, across, down, team = tiling
     plain = bias is None and gates is None

@@ -88,6 +88,33 @@ def test_such_a_network_takes_the_step_of_fp32(name):
         assert torch.equal(mine, theirs)
 
 
+class Flat(Classifier):
+    """Its head reads all pixels of a coarse map, by `view` or by `reshape`."""
+
+    def __init__(self, flatten: str) -> None:
+        super().__init__()
+        self.conv, self.linear, self.flatten = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(64, 10), flatten
+
+    def trunk(self, x):
+        return F.adaptive_avg_pool2d(F.relu(self.conv(x)), 2)
+
+    def head(self, acts):
+        return self.linear(getattr(acts, self.flatten)(len(acts), -1))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_network_that_takes_a_view_of_several_pixels_is_trained(precision):
+    steps = []
+    for flatten in ("view", "reshape"):
+        torch.manual_seed(1)
+        model = Flat(flatten)
+        steps.append(step_of(model, precision))
+        assert not torch.equal(steps[-1].model.linear.weight, model.linear.weight)
+    assert [step.layout for step in steps] == [torch.contiguous_format, torch.channels_last]
+    for mine, theirs in zip(*(step.model.parameters() for step in steps), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=1e-3 if precision == "bf16" else 1e-6)
+
+
 @pytest.mark.parametrize("lie", [0.0, 0.5])
 def test_a_view_that_says_something_else_than_the_model_is_not_used(lie, monkeypatch):
     """The view is made to err, as if something in the network had been read wrong."""
@@ -99,7 +126,7 @@ def test_a_view_that_says_something_else_than_the_model_is_not_used(lie, monkeyp
         return forward(self, x, weight, bias) + (lie if weight.dtype == BF16 else 0)
 
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", erring)
-    folding, dtype = view_in(BF16, model, size=8, device=CPU)
+    folding, dtype = view_in(BF16, model, size=8, device=CPU, layout=torch.channels_last)
     assert dtype == (None if lie else BF16)
     assert folding.folded
     assert model.training

@@ -1,5 +1,9 @@
 """The convolution of 64 channels against one in fp32 of the same bf16 numbers."""
 
+import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,3 +138,19 @@ def test_without_compiler_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(cuda.Refused, match="libnvrtc"):
         cuda.compiled("", [])
     cuda._compiler.cache_clear()
+
+
+def test_that_a_kernel_cannot_be_made_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise cuda.Refused("no compiler")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(cuda, "compiled", broken)
+    monkeypatch.setattr(cuda, "_driver", lambda: SimpleNamespace(cuModuleLoadData=lambda *_: 0))
+    wanted = "conv64", 68, (("FORWARD", 1),), torch.device("cpu")
+    with pytest.warns(UserWarning, match="conv64 cannot be made, so torch's own take its place: no compiler"):
+        assert cuda.kernel(*wanted) is None
+    with warnings.catch_warnings(action="error"):
+        assert cuda.kernel(*wanted) is None
+    cuda.kernel.cache_clear()

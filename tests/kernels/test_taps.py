@@ -70,16 +70,19 @@ def test_what_a_kernel_is_told_has_the_size_that_it_expects() -> None:
     assert ctypes.sizeof(taps.Work) <= 4096  # what a launch may carry
 
 
-@pytest.mark.parametrize("odd", ["fp32", "nchw", "32 channels", "other", "bias"])
+@pytest.mark.parametrize("odd", ["fp32", "nchw", "32 channels", "other", "bias", "strided", "beside"])
 def test_what_it_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
     monkeypatch.setattr(cuda, "kernel", lambda *_: pytest.fail("asked for"))
     x, weight, bias = numbers(2, 64, 8, 8, device="cpu"), numbers(64, 64, 3, 3, device="cpu"), numbers(64, device="cpu")
+    wide = numbers(2, 640, 8, 8, device="cpu"), numbers(64, 640, 1, 1, device="cpu")
     calls = {
         "fp32": lambda: taps.forward(x.float(), weight, bias),
         "nchw": lambda: taps.backward(x.contiguous(), weight, x),
         "32 channels": lambda: taps.forward(x[:, :32].contiguous(memory_format=torch.channels_last), weight, bias),
         "other": lambda: taps.forward(x, weight, bias, x[:, :, :1, :1]),
         "bias": lambda: taps.forward(x, weight, bias.float()),
+        "strided": lambda: taps.backward(x, weight, None, numbers(2, 64, 16, 16, device="cpu"), stride=2),
+        "beside": lambda: taps.forward(x, weight, bias, extra=Extra(*wide, bias)),
     }
     with pytest.raises(cuda.Refused):
         calls[odd]()
