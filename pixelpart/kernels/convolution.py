@@ -147,8 +147,7 @@ def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: T
             return taps.backward(grad, weight, rectified, other)
     except Refused:
         pass
-    back = _conv_backward(grad, rectified, weight, 1, 1)
-    return torch.where(rectified > 0, back if other is None else back + other, 0)
+    return _rectified_back(grad, weight, rectified, other)
 
 
 @rectified_gradient.register_fake
@@ -180,6 +179,12 @@ def _strided_back(
     return _conv_backward(grad, x, weight, stride, 1) + other
 
 
+def _rectified_back(grad: Tensor, weight: Tensor, rectified: Tensor, other: Tensor | None) -> Tensor:
+    """The same as `rectified_gradient`, one by one, for a compiler to fuse."""
+    back = _conv_backward(grad, rectified, weight, 1, 1)
+    return torch.where(rectified > 0, back if other is None else back + other, 0)
+
+
 def _remember_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, first, _, second, _, shortcut, _, ctx.stride, ctx.rectified, ctx.ready = inputs
     ctx.save_for_backward(x, first, second, shortcut, *output)
@@ -189,9 +194,11 @@ def _remember_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _residual_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     x, first, second, shortcut, output, inner = ctx.saved_tensors
     grad = grad if ctx.ready else torch.where(output > 0, grad, 0)
-    behind = rectified_gradient(grad, second, inner, None)
+    by_kernel = conv64.suits(inner, second) or taps.suits(inner, second, 1)
+    send_back = rectified_gradient if by_kernel else _rectified_back
+    behind = send_back(grad, second, inner, None)
     if ctx.rectified and shortcut is None and ctx.stride == 1:
-        back = rectified_gradient(behind, first, x, grad)
+        back = send_back(behind, first, x, grad)
     elif ctx.rectified and shortcut is not None and taps.suits(x, first, ctx.stride):
         back = strided_gradient(behind, first, grad, shortcut, x, ctx.stride)
     else:
