@@ -1,13 +1,16 @@
-"""torch.fx's tracer with two things that it leaves out.
+"""torch.fx's tracer with three things that it leaves out.
 
-x += y: by itself it reads x + y, and who else holds x would not see it change. And hooks of torch's own layers, which
-it does not run: a model is read up to a layer by a hook that stops there.
+x += y: by itself it reads x + y, and who else holds x would not see it change. Hooks of torch's own layers, which it
+does not run: a model is read up to a layer by a hook that stops there. And gradients that are not those of what is
+computed: of a torch.autograd.Function it reads the forward pass alone, and a no_grad block as if it were none, so that
+a straight-through estimate would lose its gradient. Both compute with gradients switched off, and are not read.
 """
 
 import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 NAMES = (
@@ -31,7 +34,16 @@ OPERATIONS = {name: _own(name) for name in NAMES}
 
 
 class Tracer(fx.Tracer):
-    """fx's, with the operators above, and with hooks that look at what a layer gives."""
+    """fx's, with the operators above, with hooks that look at what a layer gives, and for plain gradients alone."""
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        with torch.enable_grad():  # whatever it is where a model is read
+            return super().trace(*args, **kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise TypeError("it has gradients of its own")
+        return super().create_node(*args, **kwargs)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)

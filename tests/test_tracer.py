@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fronts import Straight, by_no_grad, straight
 from fused import fused, logits_and_gradient, net, stir
 from pixelpart import models
-from pixelpart.frozen import Folding, Working
+from pixelpart.frozen import Folding, Working, searched
 from pixelpart.tracer import OPERATIONS
+from pixelpart.tracing import Unreadable
 
 
 class Held:
@@ -115,3 +117,22 @@ def test_features_may_end_at_any_layer(last, dtype):
     assert folding.folded
     close = {} if dtype is None else {"rtol": 0.02, "atol": 0.01}
     torch.testing.assert_close(folding()(x), module(x), **close)
+
+
+# -- gradients that are not those of what is computed
+
+
+@pytest.mark.parametrize("through", [straight, by_no_grad])
+@torch.no_grad()
+def test_a_network_with_gradients_of_its_own_is_searched_as_it_is(through):
+    model = models.build("tiny-cnn", num_classes=10).eval()
+    assert searched(model) is not None
+    assert searched(Straight(through, model)) is None
+
+
+@pytest.mark.parametrize("through", [straight, by_no_grad])
+def test_it_is_trained_with_its_own_gradient(through):
+    made = net(lambda self, x: F.relu(self.b(through(torch.sigmoid(self.a(x))))))
+    assert not Folding(made, dtype=torch.bfloat16).folded
+    with pytest.raises(Unreadable, match="gradients of its own"):
+        Working(made, dtype=torch.bfloat16)

@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 
-from fronts import Behind, rippled, rounded, turned
+from fronts import Behind, Straight, by_no_grad, rippled, rounded, straight, turned
 from pixelpart.attacks.autoattack import SEARCHES, VERSIONS, autoattack, hunt, samples_for
 from pixelpart.attacks.search import spread
 from pixelpart.attacks.square import square_search
@@ -160,3 +160,13 @@ def test_it_is_square_and_comes_last():
         assert parts[AGAIN] == BLIND
         assert [name for name, part in parts.items() if part.blind] == [AGAIN]
     assert not any(search.blind for search in SEARCHES.values())
+
+
+@pytest.mark.parametrize("through", [straight, by_no_grad])
+def test_a_gradient_that_passes_straight_through_rounding_is_followed(make_batch, monkeypatch, through):
+    """The network's own gradient, not that of what it computes, which is zero."""
+    monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": short(steps=3)["apgd-ce"]})
+    x, _, _ = make_batch(40)
+    hidden, passed = (Straight(front, Plane()) for front in (rounded, through))
+    left, blind = (int(autoattack(model, x, right_labels(model, x), 0.1).sum()) for model in (passed, hidden))
+    assert left < blind - 5

@@ -161,6 +161,7 @@ BAD_MODELS = {
     "NaN": (lambda x: x.flatten(1)[:, :5] * math.nan, "NaN"),
     "infinite": (lambda x: x.flatten(1)[:, :5] / 0, "infinite"),
     "probabilities": (lambda x: x.flatten(1)[:, :5].softmax(1), "probabilities"),
+    "percent": (lambda x: 100 * x.flatten(1)[:, :5].softmax(1), "probabilities"),
     "one-hot": (lambda x: nn.functional.one_hot(x.flatten(1)[:, :5].argmax(1), 5).float(), "probabilities"),
     "no classes": (lambda x: x.flatten(1).sum(1), r"\(8,\) for 8 images"),
     "another batch": (lambda x: x.flatten(1)[:1, :5], r"\(1, 5\) for 8 images"),

@@ -29,3 +29,33 @@ class Behind(nn.Module):
     def forward(self, x):
         there = (x[:, :1, :1, :1] > self.above).detach()
         return self.net(torch.where(there, self.front(x), x))
+
+
+class Rounding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return rounded(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+straight = Rounding.apply
+
+
+def by_no_grad(x):
+    with torch.no_grad():
+        rest = rounded(x) - x
+    return x + rest
+
+
+class Straight(nn.Module):
+    """Rounds its pixels, and passes the gradient as if it had not."""
+
+    def __init__(self, through, model):
+        super().__init__()
+        self.through, self.model = through, model
+
+    def forward(self, x):
+        return self.model(self.through(x))
