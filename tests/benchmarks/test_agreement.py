@@ -67,3 +67,6 @@ def test_fronts_move_a_picture_little_and_its_gradient_a_lot(agreement):
         (grad,) = torch.autograd.grad(y.sum(), x)
         wrong = grad <= 0  # that of x itself is 1
         assert 0.4 < wrong.float().mean() <= 1
+    assert torch.equal(agreement.straight(x), agreement.quantised(x).detach() - x.detach() + x)
+    (grad,) = torch.autograd.grad(agreement.straight(x).sum(), x)
+    assert (grad == 1).all()
