@@ -1,7 +1,7 @@
 """3x3 convolutions of many channels and what follows them, on a Hopper GPU; how is told in taps.cu.
 
 Forward and backward, strided or not, and with the 1x1 convolution beside a residual block in the same sum: cuDNN has no
-kernel for most of that, and where it has one, this is as fast or faster without being chosen by trial.
+kernel for most of that; where it has one this is about as fast or faster, and need not be chosen by trial.
 """
 
 import ctypes
