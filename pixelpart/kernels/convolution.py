@@ -228,10 +228,10 @@ def _size(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[int, ..
     return n, channels, *((size + 2 * padding - k) // stride + 1 for size, k in zip(sizes, kernel, strict=True))
 
 
-def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    """What a convolution of x sends back to x."""
-    args = None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [True, False, False]
-    return torch.ops.aten.convolution_backward(grad, x, weight, *args)[0]
+def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, *, to: int = 0) -> Tensor:
+    """What a convolution of x sends back to x, or, to 1, to its weight."""
+    args = None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [to == 0, to == 1, False]
+    return torch.ops.aten.convolution_backward(grad, x, weight, *args)[to]
 
 
 # -- without what follows it, and with the gradient of the weights: for training
@@ -274,9 +274,8 @@ def _remember_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _conv_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    args = None, [ctx.stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
     back = conv_back(grad, weight, x, ctx.stride) if ctx.needs_input_grad[0] else None
-    return back, torch.ops.aten.convolution_backward(grad, x, weight, *args)[1], None
+    return back, _conv_backward(grad, x, weight, ctx.stride, 1, to=1), None
 
 
 conv.register_autograd(_conv_gradients, setup_context=_remember_conv)
