@@ -147,11 +147,9 @@ def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
         raise UserError(f"the model fails on images of shape {tuple(x.shape)}: {first}") from error
     if logits.dtype != torch.float32:
         raise UserError(f"the model's logits are {_dtype(logits)}; fp32 decides: use model.float()")
-    total = logits.sum(1)
-    if (logits >= 0).all() and torch.allclose(total, total[0].expand_as(total), atol=0, rtol=1e-4):
-        raise UserError(
-            f"the model returns probabilities (rows >= 0 that sum to {total[0]:.4g}); it must return logits"
-        )
+    for whole in (1, 100):
+        if (logits >= 0).all() and torch.allclose(logits.sum(1), logits.new_tensor(whole), atol=0, rtol=1e-4):
+            raise UserError(f"the model returns probabilities (rows >= 0 that sum to {whole}); it must return logits")
     check_labels(pictures.labels, logits.shape[1], n=len(pictures.images))
     return logits
 

@@ -182,6 +182,11 @@ def test_a_model_that_returns_no_logits_gives_no_number(case, pair):
         evaluate(Returns(function), data=pair)
 
 
+def test_one_image_with_logits_above_zero_is_no_probability(pair):
+    result = evaluate(Returns(lambda x: x.flatten(1)[:, :5]), data=pair, images=1, attacks=["natural"])
+    assert result["natural"].n == 1
+
+
 def test_nan_that_comes_late_gives_no_number_either(pair):
     x, y = pair
     x = x.clone()
