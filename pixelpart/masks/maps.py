@@ -105,6 +105,7 @@ def _explain(logits: Tensor, leaf: Tensor, target: Tensor, method: str) -> Tenso
     """The map of the target's score; in eval mode no image's score depends on another image, so one sum serves all."""
     score = logits.gather(1, target[:, None]).sum()
     (grads,) = torch.autograd.grad(score, leaf)
+    grads = grads.to(logits.dtype)  # as wide as the head: a bf16 map would make bf16 budgets
     return choose(masks.CAMS, method, "cam")(on_grid(leaf.detach()), on_grid(grads))
 
 

@@ -99,7 +99,7 @@ class Flat(Classifier):
         return F.adaptive_avg_pool2d(F.relu(self.conv(x)), 2)
 
     def head(self, acts):
-        return self.linear(getattr(acts, self.flatten)(len(acts), -1))
+        return self.linear(getattr(acts, self.flatten)(acts.shape[0], -1))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -109,6 +109,7 @@ def test_a_network_that_takes_a_view_of_several_pixels_is_trained(precision):
         torch.manual_seed(1)
         model = Flat(flatten)
         steps.append(step_of(model, precision))
+        assert steps[-1].narrow == (precision == "bf16")
         assert not torch.equal(steps[-1].model.linear.weight, model.linear.weight)
     assert [step.layout for step in steps] == [torch.contiguous_format, torch.channels_last]
     for mine, theirs in zip(*(step.model.parameters() for step in steps), strict=True):

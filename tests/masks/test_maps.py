@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pixelpart import masks
 from pixelpart.errors import UserError
+from pixelpart.frozen import Folding
 
 METHODS = sorted(masks.CAMS)
 
@@ -159,6 +160,16 @@ def test_the_shortcut_equals_autograd(method: str) -> None:
     acts = model.eval().features(x)
     torch.testing.assert_close(masks.pooled_cam(acts, model.fc.weight, TARGET, method=method), by_hook)
     torch.testing.assert_close(masks.features_cam(model, acts, TARGET, method=method), by_hook)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bf16_view_has_about_the_map_of_fp32_and_budgets_in_fp32(method: str, pooled: bool) -> None:
+    model, x = Net(pooled=pooled).eval(), images()
+    maps = [masks.cam(Folding(model, dtype=dtype)(), x, TARGET, method=method) for dtype in (None, torch.bfloat16)]
+    assert (maps[1] - maps[0]).abs().max() < 0.02 * maps[0].max()
+    budget = masks.budget(masks.upscale(maps[1], (15, 15)), eps=8 / 255, eps_low=7 / 255)
+    assert torch.equal(budget.unique(), torch.tensor([7 / 255, 8 / 255]))
 
 
 def test_a_head_may_work_in_place() -> None:
