@@ -11,9 +11,8 @@ from pixelpart.engine.averaging import Average
 from pixelpart.engine.distributed import average_gradients, average_statistics, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.perturbation import perturbed
-from pixelpart.engine.view import lay_out, view_in
-from pixelpart.frozen import PRECISIONS, Working
-from pixelpart.kernels.cuda import hopper
+from pixelpart.engine.view import lay_out, views_in
+from pixelpart.frozen import PRECISIONS
 from pixelpart.models import Classifier
 from pixelpart.types import Budget
 from pixelpart.world import World
@@ -70,11 +69,9 @@ class Learner:
         size = size or find(config.dataset).size
         self.layout = lay_out(self.model, size=size, device=device)
         dtype = PRECISIONS[config.precision]
-        self.freeze, dtype = view_in(dtype, self.model, size=size, device=device, layout=self.layout)
-        self.narrow = dtype is not None
-        self.network: Callable[[Tensor], Tensor] = self.model
-        if dtype:
-            self.network = Working(self.model, dtype=dtype, own=hopper(device))
+        self.freeze, working = views_in(dtype, self.model, size=size, device=device, layout=self.layout)
+        self.narrow = working is not None
+        self.network: Callable[[Tensor], Tensor] = working or self.model
         self.average = Average(self.model, config.ema) if config.ema else None
         self.tally = Tally(device)
         self.lr = torch.zeros((), device=device)

@@ -1,10 +1,12 @@
-"""The model as a run's attack sees it, in the precision that the run asks for where the model can be computed in it."""
+"""The model as a run's attack and its training pass see it, in the precision asked for where that can be."""
 
 import torch
 
 from pixelpart.attacks.autoattack import agrees
-from pixelpart.frozen import Folding, Frozen, frozen
+from pixelpart.frozen import Folding, Frozen, Working, frozen
+from pixelpart.kernels.cuda import hopper
 from pixelpart.models import Classifier
+from pixelpart.tracing import Unreadable
 from pixelpart.types import Images
 
 
@@ -23,18 +25,22 @@ def lay_out(model: Classifier, *, size: int, device: torch.device) -> torch.memo
     return torch.channels_last
 
 
-def view_in(
+def views_in(
     dtype: torch.dtype | None, model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format
-) -> tuple[Folding, torch.dtype | None]:
-    """The view in this type if it says of two images what the model says, else in the model's own; and which it is.
+) -> tuple[Folding, Working | None]:
+    """The attack's view and the training pass's in this type, or the attack's in the model's own type and None.
 
+    The latter if the view does not say of two images what the model says, or if train mode does what cannot be read.
     A layer that does not take bf16, or a weight beside the layers that turns everything into fp32 again, shows only
     when the network is run.
     """
     if dtype is not None:
         folding = Folding(model, dtype=dtype, fuse=device.type == "cuda")
         if folding.folded and _works(folding(), model, dtype, _two_images(size, device, layout)):
-            return folding, dtype
+            try:
+                return folding, Working(model, dtype=dtype, own=hopper(device))
+            except Unreadable:
+                pass
     return Folding(model), None
 
 
