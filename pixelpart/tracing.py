@@ -1,6 +1,7 @@
 """A classifier's structure, read by torch.fx: batch norm folded, types narrowed, operations fused."""
 
 import copy
+import random
 from typing import Any
 
 import torch
@@ -67,11 +68,13 @@ class Traced:
             raise Unreadable("a graph would leave the model's hooks out")
         if any(map(is_parametrized, skeleton.modules())):
             raise Unreadable("its weights are made anew at every pass")
-        known = tensors_of(skeleton).keys()
+        known, drawn = tensors_of(skeleton).keys(), _generators()
         try:
             graph = tracer.trace(skeleton)
         except Exception as error:  # the model's own code, run on stand-ins for tensors: it may fail in any way
             raise Unreadable(str(error)) from error
+        if _generators() != drawn:
+            raise Unreadable("it draws numbers of its own, of which a graph would keep the first")
         self.structure = fx.GraphModule(skeleton, graph)
         if not tensors_of(self.structure).keys() <= known:
             raise Unreadable("it makes tensors of its own as it runs")
@@ -162,6 +165,11 @@ class Traced:
             made[f"{norm}.scale"], made[f"{norm}.shift"] = _scale_and_shift(live, norm, eps)
         full = {name: made[name] if name in made else live[name] for name in self.names}
         return {name: tensor.to(self.narrowed.get(name, tensor.dtype)) for name, tensor in full.items()}
+
+
+def _generators() -> tuple[Any, bytes]:
+    """Where Python's random numbers stand, and torch's."""
+    return random.getstate(), torch.get_rng_state().numpy().tobytes()
 
 
 def _has_hooks(module: nn.Module) -> bool:

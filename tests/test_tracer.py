@@ -1,6 +1,7 @@
 """What torch.fx by itself would not see: tensors changed in place while others hold them, and a stop at a layer."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -117,6 +118,23 @@ def test_features_may_end_at_any_layer(last, dtype):
     assert folding.folded
     close = {} if dtype is None else {"rtol": 0.02, "atol": 0.01}
     torch.testing.assert_close(folding()(x), module(x), **close)
+
+
+# -- draws
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), random.random])
+def test_a_network_that_leaves_layers_out_by_chance_goes_on_to_do_so(draw):
+    """Stochastic depth, say: read once, a layer would be there in every step or in none."""
+
+    def trunk(self, x):
+        x = F.relu(self.a(x))
+        return x if self.training and draw() < 0.5 else F.relu(self.b(x))
+
+    made = net(trunk)
+    assert Folding(made, dtype=torch.bfloat16).folded  # in eval mode all layers are there
+    with pytest.raises(Unreadable, match="draws numbers of its own"):
+        Working(made.train(), dtype=torch.bfloat16)
 
 
 # -- gradients that are not those of what is computed
