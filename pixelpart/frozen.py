@@ -201,11 +201,6 @@ class _Unsplit(nn.Module):
         return logits
 
 
-def freeze(model: nn.Module) -> Frozen:
-    """A `Frozen` view of a classifier at its present weights."""
-    return Folding(model)()
-
-
 class Working:
     """The logits of a classifier in train mode, computed in bf16 behind the first convolution from its fp32 weights.
 

@@ -19,13 +19,13 @@ from odd_networks import (
     stir,
 )
 from pixelpart import models
-from pixelpart.frozen import Folding, freeze
+from pixelpart.frozen import Folding
 
 
 @pytest.mark.parametrize("name", [*NETS, *UNREADABLE])
 def test_the_view_equals_the_model_in_eval_mode_and_so_does_its_input_gradient(name):
     model = stir((NETS | UNREADABLE)[name]()).train()
-    view, x = freeze(model), images()
+    view, x = Folding(model)(), images()
     reference = copy.deepcopy(model).eval()
     expected, expected_grad = logits_and_gradient(reference, x)
     logits, grad = logits_and_gradient(view, x)
@@ -48,7 +48,7 @@ def test_what_cannot_be_read_is_used_as_it_is_and_says_so(name):
 
 def test_a_branch_on_the_input_is_taken_for_every_input_anew():
     model = stir(Branching()).eval()
-    view = freeze(model)
+    view = Folding(model)()
     for x in (images() * 0.2, 1 - images() * 0.2):
         assert close(view(x), model(x))
 
@@ -77,10 +77,10 @@ def test_the_view_follows_batch_norm_as_it_learns():
 def test_no_parameter_gets_a_gradient_and_the_view_has_none_to_give():
     model = stir(models.build("wrn-10-1"))
     x = images().requires_grad_()
-    freeze(model)(x).sum().backward()
+    Folding(model)()(x).sum().backward()
     assert x.grad is not None
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not freeze(model)(images()).requires_grad
+    assert not Folding(model)()(images()).requires_grad
 
 
 def test_making_and_using_a_view_leaves_the_model_as_it_was():
@@ -89,7 +89,7 @@ def test_making_and_using_a_view_leaves_the_model_as_it_was():
     model.linear.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     names = [name for name, _ in model.named_modules()]
-    freeze(model)(images())
+    Folding(model)()(images())
     assert [name for name, _ in model.named_modules()] == names
     assert [m.training for m in model.modules()].count(False) == 1
     assert [p.requires_grad for p in model.linear.parameters()] == [False, False]
@@ -102,7 +102,7 @@ def test_no_batch_norm_is_left_where_all_stand_behind_convolutions():
     calls = []
     original = F.batch_norm
     model = stir(models.build("resnet18"))
-    view = freeze(model)
+    view = Folding(model)()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "batch_norm", lambda *a, **k: (calls.append(1), original(*a, **k))[1])
         view(images())
@@ -113,15 +113,15 @@ def test_no_batch_norm_is_left_where_all_stand_behind_convolutions():
 
 def test_the_view_shows_the_linear_layer_behind_the_pooling():
     model = stir(models.build("tiny-cnn"))
-    linear = freeze(model).pooled_linear
+    linear = Folding(model)().pooled_linear
     assert torch.equal(linear.weight, model.linear.weight)
     assert torch.equal(linear.bias, model.linear.bias)
     assert not linear.weight.requires_grad
-    assert freeze(stir(Net(bias=False))).pooled_linear.bias is None
-    assert freeze(stir(OwnHead())).pooled_linear is None
+    assert Folding(stir(Net(bias=False)))().pooled_linear.bias is None
+    assert Folding(stir(OwnHead()))().pooled_linear is None
 
 
 def test_dropout_does_nothing_in_the_view_though_the_model_trains():
     model = stir(WithDropout()).train()
-    view, x = freeze(model), images()
+    view, x = Folding(model)(), images()
     assert torch.equal(view(x), view(x))

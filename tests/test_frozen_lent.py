@@ -6,7 +6,7 @@ from torch import nn
 
 from odd_networks import state_of
 from pixelpart import models
-from pixelpart.frozen import freeze, frozen
+from pixelpart.frozen import Folding, frozen
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_module_without_weights_and_a_plain_function_are_lent_as_well():
 
 
 def test_a_view_is_lent_as_it_is():
-    view = freeze(models.build("tiny-cnn"))
+    view = Folding(models.build("tiny-cnn"))()
     with frozen(view) as net:
         assert net is view
 

@@ -12,7 +12,7 @@ from accelerator import Emulated
 from odd_networks import NETS, UNREADABLE, TheirNet, close, images, logits_and_gradient, state_of, stir
 from pixelpart import frozen as frozen_module
 from pixelpart import models
-from pixelpart.frozen import freeze, searched
+from pixelpart.frozen import Folding, searched
 from pixelpart.kernels import cuda
 
 
@@ -109,7 +109,7 @@ def test_any_module_that_can_be_read_is_searched_folded_and_equals_itself(name):
 @pytest.mark.parametrize("name", NETS)
 def test_what_is_searched_is_filled_once_with_the_bits_of_a_view_that_is_filled_at_every_call(name, monkeypatch):
     model, x = stir(NETS[name]()).eval(), images()
-    filled, view = freeze(model), searched(model)
+    filled, view = Folding(model)(), searched(model)
     assert torch.equal(view(x), filled(x))
     monkeypatch.setattr(frozen_module, "functional_call", None)
     view(x)
@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_not_searched_through_a_view(make, dtype):
     assert searched(make(), dtype=dtype) is None
 
 
-@pytest.mark.parametrize("thing", [lambda x: x, None, freeze(models.build("tiny-cnn"))])
+@pytest.mark.parametrize("thing", [lambda x: x, None, Folding(models.build("tiny-cnn"))()])
 def test_what_is_no_module_has_no_view(thing):
     assert searched(thing) is None
 

@@ -89,7 +89,7 @@ def heatmaps(model: Classifier, x: Images, *, whole: bool = True) -> Heatmap:
 
 def budgets(model: Classifier, x: Images, *, eps: float, eps_low: float, whole: bool = True) -> BudgetMap:
     """The budget of one image after the other, by the rule `mean`."""
-    heats = (_heatmap(model, image, whole=whole) for image in x)
+    heats = heatmaps(model, x, whole=whole)
     return torch.cat([masks.budget(heat[None], eps=eps, eps_low=eps_low) for heat in heats])
 
 

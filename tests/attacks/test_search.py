@@ -6,7 +6,7 @@ from torch import nn
 
 from pixelpart.attacks.search import Search, keep, numbered, opening, run, spread, targets_of
 from pixelpart.errors import UserError
-from pixelpart.frozen import freeze
+from pixelpart.frozen import Folding
 
 Y = torch.tensor([0, 1, 2])
 
@@ -275,5 +275,5 @@ def test_run_takes_a_frozen_view_as_it_takes_the_model(make_batch):
             return self.head(self.features(z))
 
     model = Linear()
-    results = [run(Recorded(steps=3).search, net, x, y, budget) for net in (model, freeze(model))]
+    results = [run(Recorded(steps=3).search, net, x, y, budget) for net in (model, Folding(model)())]
     torch.testing.assert_close(*results)

@@ -10,7 +10,7 @@ from torch import nn
 from pixelpart import draws, models
 from pixelpart.config import Config
 from pixelpart.engine import probe
-from pixelpart.frozen import freeze
+from pixelpart.frozen import Folding
 from pixelpart.models import Classifier
 
 
@@ -34,7 +34,7 @@ W = torch.tensor([[[1.0, -2.0], [0.5, 0.0]], [[3.0, 0.0], [0.0, -1.0]], [[0.25, 
 
 @pytest.fixture
 def linear():
-    return freeze(Linear(W))
+    return Folding(Linear(W))()
 
 
 def read(model, x, y, config, *, stream, chunk):
@@ -64,7 +64,7 @@ def test_damage_is_what_a_small_budget_adds_to_the_loss():
     leaf = x.clone().requires_grad_()
     F.cross_entropy(model(leaf), y, reduction="sum").backward()
     rise = F.cross_entropy(model(x + budget * leaf.grad.sign()), y) - F.cross_entropy(model(x), y)
-    assert probe.damage(freeze(model), x, y, budget) == pytest.approx(rise.item(), rel=1e-4)
+    assert probe.damage(Folding(model)(), x, y, budget) == pytest.approx(rise.item(), rel=1e-4)
 
 
 def test_reading_equals_a_plain_loop_without_folding():
@@ -78,7 +78,7 @@ def test_reading_equals_a_plain_loop_without_folding():
         model.linear.bias -= model(x).mean(0)  # else an untrained model says the same of every image
     y = model(x).argmax(1)
     y[::3] = (y[::3] + 1) % 10
-    reading = read(freeze(model), x, y, config, stream="held-out", chunk=4)
+    reading = read(Folding(model)(), x, y, config, stream="held-out", chunk=4)
 
     rows = []
     for begin in range(0, 11, 4):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pixelpart.errors import UserError
-from pixelpart.frozen import freeze
+from pixelpart.frozen import Folding
 from pixelpart.models import wrap
 
 
@@ -88,7 +88,7 @@ def test_a_model_wrapped_with_a_function_refuses_to_be_copied(net: Net) -> None:
 def test_a_frozen_view_computes_the_same(way: str, net: Net, x: Tensor) -> None:
     model = wrap(net, **WAYS[way](net))
     model.train()(x)
-    torch.testing.assert_close(freeze(model)(x), model.eval()(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(Folding(model)()(x), model.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 def test_training_updates_batch_norm_once_a_pass(net: Net, x: Tensor) -> None:
