@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from pixelpart import draws, losses
+from pixelpart import defaults, draws, losses
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import draw_noise, inside, start_point
 from pixelpart.data import check_labels
@@ -136,10 +136,16 @@ def logits_of(model: Model, x: Images) -> Logits:
 
 
 def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
-    """The logits of the first few images, once it is plain that they are logits and that every label has one."""
-    x, _ = pictures.take(torch.arange(min(probes, len(pictures.images))))
+    """The logits of the first few images, once it is plain that they are logits and that every label has one.
+
+    Below them those of the same images with noise: what rounds pixels to 255 levels moves nothing but these.
+    """
+    index = torch.arange(min(probes, len(pictures.images)))
+    x, _ = pictures.take(index)
+    noise = start_noise(index, x, stream="probe", seed=defaults.SEED, number=0)
     try:
         logits = logits_of(model, x)
+        noisy = logits_of(model, start_point(x, defaults.EPS, noise, kind="uniform"))
     except (MemoryError, UserError):
         raise
     except Exception as error:  # the model's own code: it may fail in any way
@@ -151,7 +157,7 @@ def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
         if (logits >= 0).all() and torch.allclose(logits.sum(1), logits.new_tensor(whole), atol=0, rtol=1e-4):
             raise UserError(f"the model returns probabilities (rows >= 0 that sum to {whole}); it must return logits")
     check_labels(pictures.labels, logits.shape[1], n=len(pictures.images))
-    return logits
+    return torch.cat((logits, noisy))
 
 
 def check_gradient(model: Model, pictures: Pictures, *, probes: int) -> None:

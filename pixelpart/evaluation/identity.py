@@ -1,11 +1,12 @@
 """Whose result this is: hashes of all that an outcome depends on, so that nothing stale is ever reused.
 
-Weights, structure, source, pixels, attack and settings go into one hash. The logits of a few probe images are compared
-as numbers beside it: they catch what no hash sees (a wrapper's closure, a hook), while the last bits may differ from
-one machine to the next.
+Weights, structure, source, pixels, attack and settings go into one hash. The logits of a few probe images, as they are
+and with noise, are compared as numbers beside it: they catch what no hash sees (a wrapper's closure, a hook), while the
+last bits may differ from one machine to the next.
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -76,18 +77,17 @@ def describe(model: nn.Module) -> str:
 
 
 def source_of(thing: Any) -> str:
-    """The text that defines a class, a function or a module; for pixelpart's own, the text of the whole file.
+    """The text of the file that defines a class, a function or a module: what it calls may be there as well.
 
-    What was typed at a prompt has no text: its byte code stands for it.
+    Of a script, which does more than that, its own lines. What was typed at a prompt has no text: its byte code stands
+    for it.
     """
     home = inspect.getmodule(thing)
-    if home is not None and home.__name__.startswith("pixelpart."):
-        thing = home
-    try:
-        return inspect.getsource(thing)
-    except (OSError, TypeError):
-        members = vars(thing).values() if isinstance(thing, type) else [thing]
-        return repr([_byte_code(member.__code__) for member in members if hasattr(member, "__code__")])
+    for place in [thing] if home is None or home.__name__ == "__main__" else [home, thing]:
+        with contextlib.suppress(OSError, TypeError):
+            return inspect.getsource(place)
+    members = vars(thing).values() if isinstance(thing, type) else [thing]
+    return repr([_byte_code(member.__code__) for member in members if hasattr(member, "__code__")])
 
 
 def sources_of(function: Callable[..., Any]) -> dict[str, str]:

@@ -1,6 +1,8 @@
 import copy
 import functools
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,28 @@ def test_a_wrapper_with_the_same_weights_is_another_model(ask, net):
         assert ask(Wrapper(net, after)) == [False, False]
     for after in changes.values():
         assert ask(Wrapper(net, after)) == [True, True]
+
+
+def test_what_rounds_pixels_to_levels_is_another_model_though_the_images_are_at_levels_already(ask, net, pair):
+    class Before(Wrapper):
+        def forward(self, x):
+            return self.inner(self.table["after"](x))
+
+    data = (pair[0] * 255).byte(), pair[1]
+    for before in (lambda x: x, lambda x: (x * 255).round() / 255):
+        assert ask(Before(net, before), data=data) == [False, False]
+
+
+def test_a_changed_helper_in_the_file_of_a_model_is_another_model(ask, net, tmp_path, monkeypatch):
+    """It may change the gradient alone, which no probe sees."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for body, expected in (("x", False), ("x", True), ("x.detach() + 0 * x", False)):
+        own = "class Own(nn.Module):\n    def forward(self, x): return self.inner(before(x))"
+        (tmp_path / "helped.py").write_text(f"from torch import nn\ndef before(x): return {body}\n{own}\n")
+        sys.modules.pop("helped", None)
+        model = importlib.import_module("helped").Own()
+        model.inner = net
+        assert ask(model) == [expected] * 2
 
 
 def test_a_plain_setting_of_a_module_is_part_of_the_model(ask, net):

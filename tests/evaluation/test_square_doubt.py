@@ -5,10 +5,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
-from pixelpart.evaluation import cache, guards, identity
+from pixelpart.evaluation import accuracy, cache, guards, identity
 from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS
 from pixelpart.evaluation.obfuscation import check, of_square
+from pixelpart.evaluation.pictures import Pictures
 
 pytestmark = pytest.mark.usefixtures("corner_set")
 
@@ -73,7 +75,8 @@ def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
 def test_doubts_about_kept_figures_are_in_the_report(plane, pair, tmp_path):
     settings = {"data": pair, "eps": 0.02, "step_size": 0.01, "out": tmp_path}
     assert check(plane, **settings).verdict == EXPECTED
-    probe = identity.signature(plane(pair[0][: identity.PROBES]).detach())
+    pictures = Pictures(*pair, torch.device("cpu"))
+    probe = identity.signature(accuracy.check_model(plane, pictures, probes=identity.PROBES))
     stored(tmp_path, "autoattack", np.zeros(40, bool), probe=tuple(probe), eps=0.02, doubts=["a doubt", "a doubt"])
     report = check(plane, **settings)
     assert (report.doubts, report.verdict) == (["a doubt"], SUSPICIOUS)
