@@ -7,6 +7,7 @@ from pixelpart.bench import REPEATS, baselines
 from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine
 from pixelpart.defaults import EPS, STEP_SIZE
 from pixelpart.device import choose_device
+from pixelpart.engine.view import views_in
 from pixelpart.frozen import Folding
 from pixelpart.models import Classifier
 from pixelpart.types import Images, Labels
@@ -23,7 +24,10 @@ def bench_attack(
 ) -> Report:
     """PGD at 8/255 on random images of the CIFAR shape; the baseline is a loop around `loss.backward()`."""
     place = choose_device(device)
-    usual, wide, narrow = views(model, place)
+    report = Report(
+        "attack", {"model": model, "batch_size": batch_size, "steps": steps, "repeats": repeats}, machine(place)
+    )
+    usual, wide, narrow = views(model, place, report.note)
     x, y = random_batch(batch_size, place)
     noise = attacks.draw_noise(x, kind="uniform")
 
@@ -39,19 +43,23 @@ def bench_attack(
         f"PGD-{steps}, ours folded fp32": lambda: lambda: folded_pgd(wide, x, y, steps=steps),
         f"PGD-{steps}, ours folded bf16 search": lambda: lambda: folded_pgd(narrow, x, y, steps=steps),
     }
-    report = Report(
-        "attack", {"model": model, "batch_size": batch_size, "steps": steps, "repeats": repeats}, machine(place)
-    )
     with arithmetic(place):
         report.rows = compare(makers, device=place, images=batch_size, repeats=repeats, say=say)
     return report
 
 
-def views(model: str, device: torch.device) -> tuple[Classifier, Folding, Folding]:
-    """The network in eval mode as torch lays it out; and the same, channels last, folded in fp32 and in bf16."""
+def views(model: str, device: torch.device, say: Say) -> tuple[Classifier, Folding, Folding]:
+    """The network in eval mode as torch lays it out; and the same, channels last, folded in fp32 and in bf16.
+
+    What a run could not fold or compute in bf16 is not here either, and that is said.
+    """
     usual, ours = (models.build(model).to(device).eval() for _ in range(2))
     ours.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return usual, Folding(ours), Folding(ours, dtype=torch.bfloat16, fuse=device.type == "cuda")
+    wide = Folding(ours)
+    narrow, working = views_in(torch.bfloat16, ours, size=32, device=device, layout=torch.channels_last)
+    if working is None:
+        say(f"{model} cannot be computed in bf16: this is fp32" + ("" if wide.folded else ", and nothing is folded"))
+    return usual, wide, narrow
 
 
 def random_batch(n: int, device: torch.device, *, size: int = 32, classes: int = 10) -> tuple[Images, Labels]:

@@ -23,7 +23,8 @@ def bench_cam(
 ) -> Report:
     """From images to budgets by GradCAM and the rule `mean`; the baseline is what PART's authors do."""
     place = choose_device(device)
-    usual, wide, narrow = views(model, place)
+    report = Report("cam", {"model": model, "batch_size": batch_size, "repeats": repeats}, machine(place))
+    usual, wide, narrow = views(model, place, report.note)
     x, _ = random_batch(batch_size, place)
     makers = {
         "masks one by one, backward to every weight": lambda: (
@@ -36,7 +37,6 @@ def bench_cam(
         "ours folded fp32": lambda: lambda: folded_masks(wide, x),
         "ours folded bf16": lambda: lambda: folded_masks(narrow, x),
     }
-    report = Report("cam", {"model": model, "batch_size": batch_size, "repeats": repeats}, machine(place))
     with arithmetic(place):
         report.rows = compare(makers, device=place, images=batch_size, repeats=repeats, say=say)
     return report

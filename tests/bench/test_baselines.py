@@ -99,7 +99,7 @@ def test_training_step_has_our_loss_and_moves_the_weights_as_ours_does(method):
 
 
 def test_folded_runs_of_the_benches_are_the_plain_ones():
-    usual, fold, _ = attack_bench.views("tiny-cnn", CPU)
+    usual, fold, _ = attack_bench.views("tiny-cnn", CPU, print)
     x, y = attack_bench.random_batch(8, CPU)
     plain = attacks.pgd(usual, x, y, EPS, step_size=STEP, steps=2)
     close = (attack_bench.folded_pgd(fold, x, y, steps=2) - plain).abs() < 1e-6
@@ -108,7 +108,7 @@ def test_folded_runs_of_the_benches_are_the_plain_ones():
 
 
 def test_bf16_search_still_raises_the_loss():
-    usual, _, narrow = attack_bench.views("tiny-cnn", CPU)
+    usual, _, narrow = attack_bench.views("tiny-cnn", CPU, print)
     x, y = attack_bench.random_batch(8, CPU)
     x_adv = attack_bench.folded_pgd(narrow, x, y, steps=5)
     assert F.cross_entropy(usual(x_adv), y) > F.cross_entropy(usual(x), y)

@@ -130,6 +130,19 @@ def test_a_users_own_network_is_measured_as_well(capsys, tmp_path, monkeypatch):
     assert "no 'large'" in refused(capsys, "cam", "--model", "nets_to_bench:large", *TINY[2:])
 
 
+@pytest.mark.parametrize("what", ["attack", "cam"])
+def test_what_is_neither_bf16_nor_folded_is_told(capsys, tmp_path, monkeypatch, what):
+    (tmp_path / "nets_that_branch.py").write_text(
+        "from pixelpart.models.tiny import TinyCNN\n\nclass Net(TinyCNN):\n"
+        "    def trunk(self, x):\n        return super().trunk(x if x.mean() < 2 else 0 * x)\n\n"
+        "def net(k):\n    return Net(k)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for model, notes in (("nets_that_branch:net", [": this is fp32, and nothing is folded"]), ("tiny-cnn", [])):
+        found = json.loads(run(capsys, what, "--model", model, *TINY[2:], "--json"))
+        assert found["notes"] == [f"{model} cannot be computed in bf16{note}" for note in notes]
+
+
 def test_every_method_is_held_against_its_own_baseline(capsys):
     found = json.loads(run(capsys, "train", *TINY, "--steps", "1", "--methods", "at,part", "--json"))
     assert [(row["what"], row["baseline"]) for row in found["rows"]] == [
