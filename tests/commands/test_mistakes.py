@@ -152,7 +152,7 @@ def test_a_loss_that_is_not_finite_is_exit_1_and_the_last_good_checkpoint_stays(
 
     with monkeypatch.context() as patch:
         patch.setitem(train_module.SCHEDULES, "cyclic", explode)
-        err = mistake(capsys, command, "not finite", code=1)
+        err = mistake(capsys, command, "the loss was not finite", code=1)
     last = RunFolder(tmp_path / "run").checkpoint("last")
     assert f"the last good checkpoint is {last}, step 3" in err
     tensors, facts = load_checkpoint(last)
