@@ -274,8 +274,7 @@ def _remember_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _conv_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    back = conv_back(grad, weight, x, ctx.stride) if ctx.needs_input_grad[0] else None
-    return back, _conv_backward(grad, x, weight, ctx.stride, 1, to=1), None
+    return conv_back(grad, weight, x, ctx.stride), _conv_backward(grad, x, weight, ctx.stride, 1, to=1), None
 
 
 conv.register_autograd(_conv_gradients, setup_context=_remember_conv)
