@@ -110,7 +110,7 @@ def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int
 
     It depends on each sample's own number: not on its batch, other survivors or the device.
     """
-    like = torch.empty(1, *x.shape[1:])
+    like = torch.empty(1, *x.shape[1:], dtype=x.dtype)
     rows = [
         draw_noise(like, kind="uniform", generator=draws.generator(seed, stream, number, sample))
         for sample in index.tolist()

@@ -94,6 +94,11 @@ def test_noise_differs_by_sample_number_stream_and_seed_and_fills_the_ball():
     assert not any(noise.equal(other) for other in (*others, noise.flip(0)))
     assert noise.equal(start_noise(index.flip(0), x, **same).flip(0))
     assert -1 <= noise.min() < -0.9 < 0.9 < noise.max() <= 1
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert noise.equal(start_noise(index, x, **same))  # whatever type the caller makes tensors of
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_an_attack_of_several_starts_gets_each_from_noise_of_its_own_number():
