@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pixelpart import draws, graphs, recipes
 from pixelpart.attacks.pgd import signed_step
@@ -23,6 +24,7 @@ from pixelpart.engine.capture import Captured, copy_of, fast_arithmetic, tensors
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import Trainer
+from pixelpart.models.tiny import TinyCNN
 from pixelpart.runfolder import RunFolder
 from pixelpart.world import World
 
@@ -152,6 +154,23 @@ def test_burn_in_mask_and_short_batches_give_the_bits_of_the_plain_step(cuda, ev
     assert fast.tally.read()["images"] == sum(n for _, n in stops)
     assert said == []
     assert not step.plain
+
+
+def test_what_a_network_draws_is_what_it_draws_in_the_plain_step(cuda):
+    """Warming up draws as well, and that is undone."""
+
+    class Dropping(TinyCNN):
+        def trunk(self, x):
+            return F.dropout(super().trunk(x), training=self.training)
+
+    plan = dataclasses.replace(plan_for(), model=Dropping(10))
+    fast, plain = learner_for(plan), learner_for(plan)
+    for step, learner in ((Captured(fast, full=6), fast), (train_step, plain)):
+        with torch.random.fork_rng(devices=[]):
+            for i in range(2):
+                draws.seed_torch(0, "network", 0, i)
+                step(learner, plan.main, some_inputs(seed=i))
+    assert_same_state(fast, plain)
 
 
 def test_perturbed_weights_have_a_graph_of_their_own_and_end_as_in_plain_steps(cuda):
