@@ -166,9 +166,10 @@ def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
 
 
 @contextmanager
-def arithmetic(device: torch.device) -> Iterator[None]:
+def arithmetic(device: torch.device, precision: str = "bf16") -> Iterator[None]:
     """The same switches for all that is compared: on a GPU those of training, also for the baselines; on a CPU IEEE."""
-    with current(device), fast_arithmetic() if device.type == "cuda" else full_precision(device):
+    fast = device.type == "cuda" and precision != "fp32"
+    with current(device), fast_arithmetic() if fast else full_precision(device):
         yield
 
 

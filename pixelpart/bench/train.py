@@ -59,7 +59,7 @@ def bench_train(
         makers[usual_name(method)] = usual_maker(method, config, place)
         makers[our_name(method)] = our_maker(config, place, report.note)
         against |= dict.fromkeys((usual_name(method), our_name(method)), usual_name(method))
-    with arithmetic(place):
+    with arithmetic(place, precision):
         report.rows = compare(makers, device=place, images=batch_size, repeats=repeats, say=say, against=against)
         if place.type == "cuda":
             forward = batch_size * forward_flops(build_model(next(iter(configs.values()))))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -192,6 +193,14 @@ def test_on_a_gpu_what_is_quick_is_called_several_times_in_a_row(monkeypatch, mi
     monkeypatch.setattr(timing, "once", lambda run, device: milliseconds)
     assert timing.calls_of(print, torch.device("cuda")) == calls
     assert timing.calls_of(print, CPU) == 1
+
+
+@pytest.mark.parametrize(("precision", "products"), [("bf16", "high"), ("fp32", "highest")])
+def test_on_a_gpu_products_are_those_of_a_run_in_that_precision(monkeypatch, precision, products):
+    monkeypatch.setattr("pixelpart.bench.timing.current", lambda device: nullcontext())
+    monkeypatch.setattr("pixelpart.precision.current", lambda device: nullcontext())
+    with timing.arithmetic(torch.device("cuda"), precision):
+        assert torch.get_float32_matmul_precision() == products
 
 
 def test_passes_of_a_step_are_those_of_the_algorithm():
