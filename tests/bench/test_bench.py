@@ -11,7 +11,7 @@ import torch
 from pixelpart import models, recipes
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.bench import stream, timing
+from pixelpart.bench import METHODS, stream, timing
 from pixelpart.bench.train import add_figures, forward_flops, passes
 from pixelpart.cli import main
 from pixelpart.evaluation import reference
@@ -204,8 +204,8 @@ def test_on_a_gpu_products_are_those_of_a_run_in_that_precision(monkeypatch, pre
 
 
 def test_passes_of_a_step_are_those_of_the_algorithm():
-    assert {method: passes(method, 10) for method in ("at", "part", "trades", "part-t")} == {
-        "at": 23, "part": 24, "trades": 27, "part-t": 27}  # fmt: skip
+    assert {method: passes(method, 10) for method in METHODS} == {
+        "at": 23, "part": 24, "trades": 27, "part-t": 27, "mart": 26, "part-m": 27}  # fmt: skip
 
 
 def test_flops_of_resnet18_are_the_known_ones():

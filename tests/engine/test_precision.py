@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixelpart import data, draws, models, recipes
 from pixelpart.data import augment
+from pixelpart.engine import train as train_module
 from pixelpart.engine.build import build
 from pixelpart.engine.learner import Learner
 from pixelpart.engine.step import StepInputs, train_step
@@ -281,6 +282,26 @@ def test_fp32_is_fp32_throughout():
     with torch.no_grad(), Types() as types:
         learner.freeze()(some_images(2))
     assert set(types.convolutions) == {(torch.float32, torch.float32)}
+
+
+@pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("bf16", "high")])
+def test_a_run_in_fp32_is_ieee_whatever_the_caller_has_set(precision, products, small, quiet, tmp_path, monkeypatch):
+    """And in bf16 what stays fp32 may be TF32."""
+    seen = set()
+
+    def step(*args):
+        seen.add(torch.get_float32_matmul_precision())
+        train_step(*args)
+
+    monkeypatch.setattr(train_module, "train_step", step)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        train(small("at", precision=precision, epochs=1), tmp_path / "run", device="cpu", screen=quiet)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == {products}
 
 
 def test_a_bf16_run_follows_the_fp32_run(small, quiet, tmp_path):
