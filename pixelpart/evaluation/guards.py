@@ -22,6 +22,7 @@ from pixelpart.types import Flags, Images, Labels, Logits, Model, PerSample
 Doubts = list[str]
 
 PROBES = 64  # images that are looked at, spread over all
+MORE = 256  # the same on other scales: normalised twice, a weak model is right half as often, and 64 do not tell
 ROUNDING = 1e-4  # of the largest logit: what two passes over one batch may differ by
 REBATCHING = 1e-3  # the same for other batch sizes, which may take other kernels
 CHANCE = 1e-3  # how probable a difference between two shares may be if there is none
@@ -96,7 +97,7 @@ def of_parts(left: Mapping[str, int], n: int) -> Doubts:
 
 def of_model(model: Model, pictures: Pictures) -> Doubts:
     """Whether the model is random, depends on the batch, squashes its logits, or is better on another scale."""
-    x, y = probes(pictures)
+    x, _ = probes(pictures)
     logits, half, doubts = logits_of(model, x), len(x) // 2, []
     if _differ(logits, logits_of(model, x), share=ROUNDING):
         doubts.append(RANDOM)
@@ -104,16 +105,16 @@ def of_model(model: Model, pictures: Pictures) -> Doubts:
         doubts.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
         doubts.append(SQUASHED)
-    return doubts + of_scale(model, x, y, logits)
+    return doubts + of_scale(model, *probes(pictures, MORE))
 
 
-def of_scale(model: Model, x: Images, y: Labels, logits: Logits) -> Doubts:
+def of_scale(model: Model, x: Images, y: Labels) -> Doubts:
     """Whether the model answers better on another scale than on [0,1], and better there than one class for all would.
 
     Both by an exact sign test at CHANCE: of the images on which two answers differ in being right, as many would favour
     either if neither were better.
     """
-    right = logits.argmax(1) == y
+    right = logits_of(model, x).argmax(1) == y
     blind = y == y.mode().values
     best, doubts = int(right.sum()), []
     for words, other in scales(x).items():
@@ -206,9 +207,9 @@ def _odds(logits: Logits, y: Labels) -> PerSample:
     return losses.without(sums, y).logsumexp(1) - losses.at_class(sums, y)
 
 
-def probes(pictures: Pictures) -> tuple[Images, Labels]:
+def probes(pictures: Pictures, most: int = PROBES) -> tuple[Images, Labels]:
     """A few images, evenly spread: a set may be sorted by class."""
-    n = min(PROBES, len(pictures))
+    n = min(most, len(pictures))
     return pictures.take(torch.arange(n) * len(pictures) // n)
 
 

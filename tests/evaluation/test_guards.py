@@ -69,13 +69,13 @@ def test_nor_does_an_untrained_network(name, seed):
 
 IMAGENET = [torch.tensor(values)[:, None, None] for values in guards.STATISTICS["ImageNet's mean and deviation"]]
 SCALES = {
-    "bytes": (lambda x: x / 255, 32, "64 when pixels run from 0 to 255: was it trained on those?"),
-    "from -1 to 1": (lambda x: (x + 1) / 2, 0, "64 when normalised (by 0.5 and 0.5): does it lack its normalisation?"),
-    "normalised": (lambda x: x * IMAGENET[1] + IMAGENET[0], 32, "deviation): does it lack its normalisation?"),
+    "bytes": (lambda x: x / 255, 50, "100 when pixels run from 0 to 255: was it trained on those?"),
+    "from -1 to 1": (lambda x: (x + 1) / 2, 0, "100 when normalised (by 0.5 and 0.5): does it lack its normalisation?"),
+    "normalised": (lambda x: x * IMAGENET[1] + IMAGENET[0], 50, "deviation): does it lack its normalisation?"),
     "normalised twice": (
         lambda x: (x - IMAGENET[0]) / IMAGENET[1],
-        32,
-        "64 when a normalisation is undone beforehand (by ImageNet's mean and deviation): does it normalise twice?",
+        50,
+        "100 when a normalisation is undone beforehand (by ImageNet's mean and deviation): does it normalise twice?",
     ),
 }
 
@@ -93,8 +93,26 @@ def test_a_model_for_another_scale_is_found_out(case, light):
     change, right, message = SCALES[case]
     assert looks(Band(), light) == []
     (doubt,) = looks(Band(change), light)
-    assert doubt.startswith(f"of 64 images the model gets {right} right as they are, and 64 when ")
+    assert doubt.startswith(f"of 100 images the model gets {right} right as they are, and 100 when ")
     assert doubt.endswith(message)
+
+
+class Somewhat(nn.Module):
+    """Right where the second channel is below 0.33, and below 0.45 if pixels run from 0 to 255; the first is y / 10."""
+
+    def forward(self, x):
+        full = x.max() > 2
+        tenths, luck = (x.mean((2, 3)) / (255 if full else 1)).unbind(1)
+        wrong = luck > (0.45 if full else 0.33)
+        return 10 * nn.functional.one_hot(((10 * tenths).round().long() + wrong) % 10, 10).float()
+
+
+def test_a_model_that_is_somewhat_better_on_another_scale_is_found_out():
+    """As a small robust network was that normalised twice."""
+    y, luck = torch.arange(1000) % 10, torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    x = torch.stack((y / 10, luck), 1)[:, :, None, None].expand(-1, -1, 2, 2).contiguous()
+    (doubt,) = guards.of_model(Somewhat(), Pictures(x, y, torch.device("cpu")))
+    assert "0 to 255" in doubt
 
 
 def test_a_model_that_refuses_other_scales_is_not_asked_twice(light):
