@@ -148,9 +148,11 @@ class Holes(nn.Module):
 @pytest.mark.parametrize("attack", ["autoattack", "apgd-ce", "apgd-t", "square", "mm3", "pgd3"])
 def test_nan_in_the_middle_of_an_attack_is_an_error(net, labelled, attack, monkeypatch):
     """Not a sample that stands: it could not be attacked."""
+    from pixelpart import defaults
     from pixelpart.evaluation import guards
 
-    monkeypatch.setattr(guards, "of_scale", lambda *_: [])  # shows the model other images
+    monkeypatch.setattr(defaults, "EPS", 0.0)  # noise of the probes, and other scales, are other images too
+    monkeypatch.setattr(guards, "of_scale", lambda *_: [])
     with pytest.raises(UserError, match="the model returned NaN or infinite logits"):
         evaluate(Holes(net, labelled[0]).eval(), data=labelled, attacks=attack, eps=EPS, step_size=0.01)
 
