@@ -22,6 +22,7 @@ from pixelpart.engine.maps import maps_of, renew
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import train_step
 from pixelpart.engine.stopping import stop_requests
+from pixelpart.engine.view import takes_one_image
 from pixelpart.errors import Diverged, UserError
 from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
@@ -95,6 +96,7 @@ class Trainer:
         self.loader, self.probes = sets.load(
             config, data_root, device=device, world=world, screen=screen, layout=self.learner.layout
         )
+        self.check_last_batch()
         self.measured_on = "held-out" if config.holdout else "test"
         self.skipped = sets.skipped(config, data_root)
         self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None
@@ -225,6 +227,17 @@ class Trainer:
     def _empty_store(self) -> MaskStore:
         x, y = (tensor[:1] for tensor in self.probes["train"])
         return MaskStore(len(self.loader), maps_of(self.learner, self.plan.main, x, y).shape[1:], device=self.device)
+
+    def check_last_batch(self) -> None:
+        """A UserError now, and not at the end of the first epoch, where a process gets a single image there."""
+        n, size, (x, _) = len(self.loader), self.config.batch_size, self.probes["train"]
+        if (n % size or size) // self.world.size > 1:
+            return
+        if not takes_one_image(self.learner.model, size=x.shape[-1], device=self.device, layout=self.learner.layout):
+            raise UserError(
+                f"batch_size {size} leaves a batch of one of {n} images, on which {self.config.model} cannot be "
+                "trained (batch norm of single values); choose another"
+            )
 
     def check_finite(self) -> None:
         if self.learner.tally.read(self.world)["broken_steps"]:

@@ -1,5 +1,7 @@
 """The model as a run's attack and its training pass see it, in the precision asked for where that can be."""
 
+import copy
+
 import torch
 
 from pixelpart.attacks.autoattack import agrees
@@ -42,6 +44,16 @@ def views_in(
             except Unreadable:
                 pass
     return Folding(model), None
+
+
+def takes_one_image(model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format) -> bool:
+    """Whether it can be trained on a single image: not with batch norm behind pooling, which then has one value."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        try:
+            copy.deepcopy(model).train()(_two_images(size, device, layout)[:1])
+        except ValueError:
+            return False
+    return True
 
 
 def _works(view: Frozen, model: Classifier, dtype: torch.dtype, x: Images) -> bool:

@@ -127,6 +127,23 @@ def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_pa
     assert cli.main([*evaluate, "--data", "own_set:load"]) == 0
 
 
+@pytest.mark.parametrize(("batch_size", "code"), [("19", 2), ("20", 0)])
+def test_a_last_image_alone_that_cannot_be_trained_on_is_told_before_the_first_epoch(photos, capsys, batch_size, code):
+    (photos.parent / "own_set.py").write_text(
+        "from pixelpart.models import wrap\nfrom torch import nn\n"
+        "def net(classes):\n"
+        "    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, classes)\n"
+        "    return wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(*head)), features='0', head='1')\n"
+    )
+    command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--model", "own_set:net"]
+    before = torch.get_rng_state()
+    assert cli.main([*command, "--out", "run", *SMALL, "--batch-size", batch_size]) == code
+    if code:
+        assert "batch_size 19 leaves a batch of one of 20 images" in capsys.readouterr().err
+        assert not (photos.parent / "run").exists()
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_a_config_says_of_its_set_has_to_be_so(photos):
     config = Config(dataset="folder:photos@16", num_classes=4)
     with pytest.raises(UserError, match=r"folder:photos@16 has num_classes 3, not the 4"):
