@@ -54,8 +54,8 @@ def evaluate(args: list[str]) -> int:
     parser.add_argument(
         "--search",
         default="auto",
-        help="precision in which autoattack and its parts search: fp32, bf16 or auto, "
-        "which is bf16 on a GPU; fp32 decides (here: %(default)s)",
+        help="precision in which attacks search: fp32, bf16, or auto, which is bf16 on a GPU for autoattack and its "
+        "parts and fp32 for the others; fp32 decides (here: %(default)s)",
     )
     parser.add_argument(
         "--engine", default="own", help="who runs autoattack: own, or reference, its authors' code (here: %(default)s)"

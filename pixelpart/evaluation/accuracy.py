@@ -50,12 +50,17 @@ def under_attack(
     batch_size: int,
     report: Report,
     journal: Journal | None = None,
+    net: Model | None = None,
 ) -> Flags:
-    """Which of the images that are `right` to begin with stay right under the attack of this name in ATTACKS."""
+    """Which of the images that are `right` to begin with stay right under the attack of this name in ATTACKS.
+
+    It may search through another view `net` of the model; the model decides.
+    """
+    net = model if net is None else net
 
     def attempt(index: Tensor, x: Images, y: Labels, restart: int) -> Flags:
         start = start_images(index, x, eps, kind=kind, steps=steps, seed=seed, restart=restart)
-        x_adv = ATTACKS[kind].run(model, x, y, eps, step_size=step_size, steps=steps, start=start)
+        x_adv = ATTACKS[kind].run(net, x, y, eps, step_size=step_size, steps=steps, start=start)
         return errs_inside(model, x, x_adv, y, eps=eps)
 
     return after_tries(

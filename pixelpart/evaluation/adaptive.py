@@ -58,13 +58,18 @@ def under_adaptive(
     batch_size: int,
     report: Report,
     journal: Journal | None = None,
+    net: Model | None = None,
 ) -> Flags:
-    """Which of the images that are `right` to begin with stay right under the attack of this name in ADAPTIVE."""
+    """Which of the images that are `right` to begin with stay right under the attack of this name in ADAPTIVE.
+
+    It may search through another view `net` of the model; the model makes the masks, and decides.
+    """
+    net = model if net is None else net
     levels = Config(eps=eps, eps_low=eps if eps_low is None else eps_low, mask=MaskConfig(**mask))
     if kind == INSIDE:
-        attempt = within_ball(model, levels, step_size=step_size, steps=steps, seed=seed)
+        attempt = within_ball(model, net, levels, step_size=step_size, steps=steps, seed=seed)
     else:
-        attempt = through_mask(model, THROUGH_MASK[kind], levels, step_size=step_size, steps=steps, seed=seed)
+        attempt = through_mask(model, net, THROUGH_MASK[kind], levels, step_size=step_size, steps=steps, seed=seed)
     tries = restarts * (WAYS if kind == INSIDE else 1)
     return after_tries(
         attempt, pictures, right=right, tries=tries, batch_size=batch_size, report=report, journal=journal
@@ -80,13 +85,15 @@ def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tens
 # -- the paper's: outside the ball of 8/255
 
 
-def through_mask(model: Classifier, kind: str, levels: Config, *, step_size: float, steps: int, seed: int) -> Attempt:
+def through_mask(
+    model: Classifier, net: Model, kind: str, levels: Config, *, step_size: float, steps: int, seed: int
+) -> Attempt:
     """PGD or MMA within eps where the mask of the clean image says important, and within eps_low elsewhere."""
 
     def attempt(index: Tensor, x: Images, y: Labels, restart: int) -> Flags:
         _, budget = heat_and_budget(model, x, y, levels)
         start = start_images(index, x, budget, kind=kind, steps=steps, seed=seed, restart=restart)
-        x_adv = ATTACKS[kind].run(model, x, y, budget, step_size=step_size, steps=steps, start=start)
+        x_adv = ATTACKS[kind].run(net, x, y, budget, step_size=step_size, steps=steps, start=start)
         return errs_inside(model, x, x_adv, y, eps=budget)
 
     return attempt
@@ -95,7 +102,7 @@ def through_mask(model: Classifier, kind: str, levels: Config, *, step_size: flo
 # -- ours: inside the ball of eps
 
 
-def within_ball(model: Classifier, levels: Config, *, step_size: float, steps: int, seed: int) -> Attempt:
+def within_ball(model: Classifier, net: Model, levels: Config, *, step_size: float, steps: int, seed: int) -> Attempt:
     """Four ways in turn, the first two pgdK and mmaK themselves: what these break, it breaks.
 
     The third is MMA that for half of its steps changes only what the mask calls unimportant, where training was spared
@@ -107,8 +114,8 @@ def within_ball(model: Classifier, levels: Config, *, step_size: float, steps: i
     def spared_first(x: Images, y: Labels, start: Tensor) -> Images:
         spared = eps * (~important(model, x, y, mask)).to(x.dtype)
         half = steps // 2
-        x_adv = ATTACKS["mma"].run(model, x, y, spared, step_size=step_size, steps=half, start=start)
-        return ATTACKS["mma"].run(model, x, y, eps, step_size=step_size, steps=steps - half, start=x_adv)
+        x_adv = ATTACKS["mma"].run(net, x, y, spared, step_size=step_size, steps=half, start=start)
+        return ATTACKS["mma"].run(net, x, y, eps, step_size=step_size, steps=steps - half, start=x_adv)
 
     def at_its_focus(x: Images, y: Labels, start: Tensor) -> Images:
         def ascend(net: Model, x_adv: Images, x: Images, target: Labels, budget: Budget, *rest: Any) -> Images:
@@ -119,7 +126,7 @@ def within_ball(model: Classifier, levels: Config, *, step_size: float, steps: i
 
             return signed_step(net, x_adv, x, target, budget, *rest, move=move)
 
-        return ATTACKS["mma"].run(model, x, y, eps, step_size=step_size, steps=steps, start=start, ascend=ascend)
+        return ATTACKS["mma"].run(net, x, y, eps, step_size=step_size, steps=steps, start=start, ascend=ascend)
 
     def attempt(index: Tensor, x: Images, y: Labels, number: int) -> Flags:
         restart, way = divmod(number, WAYS)
@@ -130,7 +137,7 @@ def within_ball(model: Classifier, levels: Config, *, step_size: float, steps: i
         elif way == 3:
             x_adv = at_its_focus(x, y, start)
         else:
-            x_adv = ATTACKS[kind].run(model, x, y, eps, step_size=step_size, steps=steps, start=start)
+            x_adv = ATTACKS[kind].run(net, x, y, eps, step_size=step_size, steps=steps, start=start)
         return errs_inside(model, x, x_adv, y, eps=eps)
 
     return attempt

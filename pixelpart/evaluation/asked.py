@@ -115,11 +115,13 @@ def facts_of(
     seed: int,
     search: str,
     engine: str,
+    gradients: str = "fp32",
     config: Config | None = None,
 ) -> Entry:
     """What the outcome depends on besides model and images; nothing is drawn and nothing moved for `natural`.
 
-    Adaptive attacks take the mask from the run's config.
+    `search` is the precision of searches, `gradients` that of attacks by so many steps. Adaptive attacks take the mask
+    from the run's config.
     """
     if attack.kind == "natural":
         return {"kind": "natural", "version": VERSION, "eps": 0.0, "seed": 0, "settings": {}}
@@ -133,6 +135,8 @@ def facts_of(
             for name, part in attack.parts.items()
             if engine == "own" or not part.blind  # the authors' code has no such part
         }
+    elif gradients != "fp32":
+        settings["search"] = gradients
     if attack.kind in adaptive.ADAPTIVE:
         settings |= adaptive.settings_of(attack.kind, config)
     if attack.norm != "linf":

@@ -15,9 +15,9 @@ from pixelpart.evaluation.asked import AUTOATTACKS, Asked
 from pixelpart.evaluation.cache import Entry, FlagArray
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
-from pixelpart.evaluation.searching import under_searches
+from pixelpart.evaluation.searching import trusted_view, under_searches
 from pixelpart.evaluation.subject import Subject
-from pixelpart.types import Flags
+from pixelpart.types import Flags, Model
 from pixelpart.world import World
 
 Progress = Callable[[str, int, int, float], None]  # attack, how much of it is done, of how much, share still right
@@ -73,10 +73,11 @@ def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> 
         return run(
             model,
             pictures,
+            net=_searched_through(model, them, work),
             kind=work.attack.kind,
             right=right,
             **limits,
-            **facts["settings"],
+            **{name: value for name, value in facts["settings"].items() if name != "search"},
             batch_size=work.batch_size,
             journal=work.journal,
             report=functools.partial(_report, work, len(pictures)),
@@ -100,6 +101,16 @@ def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> 
         say=functools.cache(work.say),  # how the search is done is told once; it does not bear on the figure
         used=lambda precision: work.used.update(search=precision),
     )
+
+
+def _searched_through(model: nn.Module, them: Subject, work: Work) -> Model:
+    """What the gradients are taken of: the model itself, or a view in the precision that was asked for."""
+    search = work.facts["settings"].get("search", "fp32")
+    net, why = (model, None) if search == "fp32" else trusted_view(model, them.pictures, search)
+    if why:
+        work.say(why)
+        work.used.update(search="fp32")
+    return net
 
 
 def _after_each(work: Work, right: Flags, world: World) -> dict[str, int]:

@@ -41,7 +41,7 @@ def under_searches(
     """
     right = right.clone()
     clean = clean_logits(model, pictures, batch_size=slots)
-    net, why = trusted_view(model, pictures, search, clean)
+    net, why = trusted_view(model, pictures, search)
     if why:
         say(why)
         used("fp32")
@@ -110,7 +110,7 @@ def clean_logits(model: nn.Module, pictures: Pictures, *, batch_size: int) -> Lo
     return torch.cat([logits_of(model, pictures.take(index)[0]) for index in batches])
 
 
-def trusted_view(model: nn.Module, pictures: Pictures, search: str, clean: Logits) -> tuple[Model, str | None]:
+def trusted_view(model: nn.Module, pictures: Pictures, search: str) -> tuple[Model, str | None]:
     """The model as it is searched through, and why not as asked, if so.
 
     A view that does not say of some images what the model says of them is not used.
@@ -120,6 +120,6 @@ def trusted_view(model: nn.Module, pictures: Pictures, search: str, clean: Logit
     if view is model:
         return model, None if dtype is None else f"the model cannot be searched through in {search}: fp32 instead"
     x, _ = pictures.take(torch.arange(min(PROBES, len(pictures))))
-    if agrees(view, x, clean[: len(x)], dtype):
+    if agrees(view, x, logits_of(model, x), dtype):
         return view, None
     return model, f"the model cannot be searched through in {search} and folded: it is used as it is"

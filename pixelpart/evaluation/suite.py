@@ -69,8 +69,8 @@ def evaluate(
     goes on from the samples it had settled. A sample's outcome does not depend on batch_size, but for rounding.
 
     Processes of one world share the images of each attack; all return the same result, and the first one writes.
-    AutoAttack and its parts search in fp32 or bf16 ("auto": bf16 on a GPU); fp32 decides. `engine="reference"` hands
-    autoattack to its authors' own code.
+    Attacks search in fp32 or bf16, and fp32 decides; "auto" is bf16 on a GPU for AutoAttack and its parts, which go on
+    where fp32 does not confirm, and fp32 for all others. `engine="reference"` hands autoattack to its authors' code.
     """
     names = [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks
     wanted = [parse_attack(name) for name in dict.fromkeys(names)]
@@ -86,8 +86,15 @@ def evaluate(
     them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
     for attack in wanted:
         check_radius(attack, them.pictures.images[0].numel())
-    search = choose_search(search, them.pictures.device)
-    tell_facts = functools.partial(facts_of, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)
+    tell_facts = functools.partial(
+        facts_of,
+        eps=eps,
+        step_size=step_size,
+        seed=seed,
+        search=choose_search(search, them.pictures.device),
+        gradients="fp32" if search == "auto" else search,
+        engine=engine,
+    )
     for attack in wanted:
         tell_facts(attack, config=them.config)  # a mistake in one is told before any is run
     batch_size = batch_size or default_slots(them.pictures.device)

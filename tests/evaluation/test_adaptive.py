@@ -151,7 +151,7 @@ def test_what_leaves_the_budget_does_not_count(everywhere, model, given, monkeyp
 
     monkeypatch.setitem(ATTACKS, "pgd", dataclasses.replace(ATTACKS["pgd"], run=up))
     levels = Config(eps=HIGH, eps_low=LOW, mask=MaskConfig(rule="mean"))
-    attempt = adaptive.through_mask(model, "pgd", levels, step_size=2 / 255, steps=6, seed=0)
+    attempt = adaptive.through_mask(model, model, "pgd", levels, step_size=2 / 255, steps=6, seed=0)
     x = 0.9 * given[0] / 255
     broken = attempt(torch.arange(N), x, torch.full((N,), 10), 0)  # no class of the model's: it errs everywhere
     dead = masks.dead(masks.heatmap(model, x))
@@ -308,7 +308,7 @@ def test_the_fourth_way_asks_at_every_step_where_the_model_looks_now(model, give
 
     monkeypatch.setattr(adaptive, "important", watched)
     attempt = adaptive.within_ball(
-        model, Config(eps=8 / 255, mask=MaskConfig(rule="mean")), step_size=2 / 255, steps=3, seed=0
+        model, model, Config(eps=8 / 255, mask=MaskConfig(rule="mean")), step_size=2 / 255, steps=3, seed=0
     )
     x, y = given[0][:4] / 255, given[1][:4]
     attempt(torch.arange(4), x, y, 3)

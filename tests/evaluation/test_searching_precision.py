@@ -1,12 +1,18 @@
-"""The precision in which AutoAttack and its parts search, and models that have no view for it."""
+"""The precision in which attacks search, and models that have no view for it."""
+
+import dataclasses
+import functools
 
 import pytest
 import torch
 from torch import nn
 
-from pixelpart.evaluation import evaluate, searching
+from pixelpart import attacks, data, models
+from pixelpart.attacks import ATTACKS
+from pixelpart.evaluation import evaluate, measuring, searching
 from pixelpart.evaluation.pictures import Pictures
 from pixelpart.evaluation.searching import choose_search, clean_logits, trusted_view
+from pixelpart.frozen import Frozen
 from searches import CPU, EPS, plane_truth
 
 pytestmark = pytest.mark.usefixtures("short_searches")
@@ -77,11 +83,11 @@ def test_a_view_that_says_something_else_than_the_model_is_not_trusted(net, labe
     pictures = Pictures(*labelled, CPU)
     clean = clean_logits(net, pictures, batch_size=7)
     assert torch.allclose(clean, net(labelled[0]), atol=1e-5)
-    view, doubt = trusted_view(net, pictures, "fp32", clean)
+    view, doubt = trusted_view(net, pictures, "fp32")
     assert view is not net
     assert doubt is None
     monkeypatch.setattr(searching, "view_for_search", lambda model, dtype, device: lambda x: -net(x))
-    view, doubt = trusted_view(net, pictures, "fp32", clean)
+    view, doubt = trusted_view(net, pictures, "fp32")
     assert view is net
     assert "used as it is" in doubt
 
@@ -91,3 +97,47 @@ def test_a_view_that_errs_everywhere_breaks_nothing_that_fp32_does_not_confirm(p
     monkeypatch.setattr(searching, "trusted_view", lambda *_: (liar, None))
     flags = evaluate(plane, data=pair, attacks="autoattack", eps=EPS, search="bf16").flags["autoattack"]
     assert not (plane_truth(plane, *pair, EPS) & ~flags).any()
+
+
+# -- attacks by so many steps
+
+
+@pytest.mark.parametrize("name", ["pgd3", "mma3", "adaptive-pgd3", "adaptive-in3"])
+def test_gradients_in_bf16_are_those_of_the_view_and_the_model_decides(name, monkeypatch):
+    small = models.build("tiny-cnn", generator=torch.Generator().manual_seed(4)).eval()
+    images = data.load("shapes", split="test")[0][:24]
+    with torch.no_grad():
+        small.linear.bias -= small(images / 255).mean(0)
+        given = images, small(images / 255).argmax(1)
+    seen, kinds = [], {"pgd": attacks.pgd, "mma": attacks.mma}
+
+    def watched(kind, model, *args, **settings):
+        seen.append(model)
+        return kinds[kind](model, *args, **settings)
+
+    for kind in kinds:
+        entry = dataclasses.replace(ATTACKS[kind], run=functools.partial(watched, kind))
+        monkeypatch.setitem(ATTACKS, kind, entry)
+    wide, narrow = (evaluate(small, data=given, attacks=name, eps=0.002, search=search) for search in ("auto", "bf16"))
+    half = len(seen) // 2
+    assert all(model is small for model in seen[:half])
+    assert all(isinstance(model, Frozen) for model in seen[half:])
+    assert seen[-1].features(images[:1] / 255).dtype == torch.bfloat16
+    assert "search" not in wide[name].entry["settings"]
+    assert narrow[name].entry["settings"] == wide[name].entry["settings"] | {"search": "bf16"}
+    assert abs(narrow[name].correct - wide[name].correct) <= 1
+
+
+def test_a_lying_view_breaks_nothing_under_pgd_either(plane, pair, monkeypatch):
+    liar = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
+    monkeypatch.setattr(measuring, "trusted_view", lambda *_: (liar, None))
+    flags = evaluate(plane, data=pair, attacks="pgd5", eps=EPS, search="bf16").flags["pgd5"]
+    assert not (plane_truth(plane, *pair, EPS) & ~flags).any()
+
+
+def test_a_model_without_a_bf16_view_has_the_figure_of_fp32_under_pgd_and_the_entry_says_so(net, labelled):
+    said = []
+    narrow = evaluate(Branching(net).eval(), data=labelled, attacks="pgd5", eps=EPS, search="bf16", say=said.append)
+    assert ["the model cannot be searched through in bf16" in line for line in said] == [True]
+    assert narrow["pgd5"].entry["settings"]["search"] == "fp32"
+    assert narrow.flags["pgd5"].tolist() == evaluate(net, data=labelled, attacks="pgd5", eps=EPS).flags["pgd5"].tolist()
