@@ -15,7 +15,7 @@ import torch
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.square import square_search
-from pixelpart.evaluation import evaluate, identity
+from pixelpart.evaluation import evaluate, identity, searching
 from pixelpart.world import World
 
 BAD = """
@@ -111,9 +111,13 @@ class Shared:
 
 
 @pytest.fixture
-def sources_known(monkeypatch):
-    """Sources that were read once are not parsed again: Python 3.11 parses in one thread at a time."""
+def threaded(monkeypatch):
+    """Threads stand for processes: no source is parsed twice, as Python 3.11 does that in one thread at a time.
+
+    No model is read by torch.fx, which changes all modules of all threads for as long as it reads one.
+    """
     monkeypatch.setattr(identity, "source_of", functools.cache(identity.source_of))
+    monkeypatch.setattr(searching, "view_for_search", lambda model, *_: model)
 
 
 def at_once(work, ranks):
@@ -124,7 +128,7 @@ def at_once(work, ranks):
         thread.join()
 
 
-@pytest.mark.usefixtures("sources_known")
+@pytest.mark.usefixtures("threaded")
 def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(plane, pair, monkeypatch, tmp_path):
     """Another evaluation may write between the two; if only one then went to work, it would wait for ever."""
     settings = {"data": pair, "attacks": "natural,pgd3", "eps": 0.03, "step_size": 0.01}
@@ -141,7 +145,7 @@ def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(pla
         assert found[rank].flags["pgd3"].tolist() == alone.flags["pgd3"].tolist()
 
 
-@pytest.mark.usefixtures("sources_known")
+@pytest.mark.usefixtures("threaded")
 def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatch):
     """It may break few in each share, and many in all; the leader's own share says nothing."""
 
