@@ -1,8 +1,8 @@
 """Whose result this is: hashes of all that an outcome depends on, so that nothing stale is ever reused.
 
 Weights, structure, source, pixels, attack and settings go into one hash. The logits of a few probe images, as they are
-and with noise, are compared as numbers beside it: they catch what no hash sees (a wrapper's closure, a hook), while the
-last bits may differ from one machine to the next.
+and with noise, are compared as numbers beside it: they catch what no hash sees (a hook, a global), while the last bits
+may differ from one machine to the next.
 """
 
 import ast
@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import math
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ PACKAGE = Path(__file__).parents[1]
 PROBES = 8
 # Their work is in the key by itself: pixels, weights, and the source of the model's own classes.
 SETTLED = tuple(f"pixelpart.{name}" for name in ("data", "models", "run", "evaluation.subject", "usercode", "errors"))
+PARTS = vars(nn.Module()).keys()  # tensors and modules are in the key by themselves; hooks are left to the probes
+FOREIGN = {"torch", "numpy", *sys.stdlib_module_names}
 AGREEMENT = 1e-4  # of the largest number: far above fp32's rounding, far below any change that moves a decision
 
 
@@ -62,18 +65,58 @@ def hash_pixels(pictures: Pictures) -> str:
 
 
 def describe(model: nn.Module) -> str:
-    """A hash of the model's structure, its plain settings, and the source of every class and function in it."""
+    """A hash of the model's structure, of what its attributes hold, and of the source of every class and function."""
+    return digest(_described(model, set()))
+
+
+def _described(model: nn.Module, known: set[int]) -> list[Any]:
+    known |= {id(module) for module in model.modules()}
     settings, sources = [], {}
     for name, module in model.named_modules():
         for kind in type(module).__mro__:
             if kind is not object and not kind.__module__.startswith("torch."):
                 sources[f"{kind.__module__}.{kind.__qualname__}"] = source_of(kind)
         for key, value in sorted(vars(module).items()):
-            if isinstance(value, types.FunctionType | types.MethodType):
-                settings.append((name, key, source_of(value)))
-            elif key != "training" and _plain(value):
-                settings.append((name, key, repr(value)))
-    return digest([repr(model), settings, sources])
+            if key not in PARTS:
+                settings.append((name, key, _account(value, known)))
+    return [repr(model), settings, sources]
+
+
+def _account(value: Any, known: set[int]) -> Any:
+    """What JSON can write of a value: of a function its text, defaults and what it encloses, of an object all it has.
+
+    Of what is known already, and of other libraries' objects, no more than the kind.
+    """
+    kind = type(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return hash_tensors([("", value)])
+    if isinstance(value, tuple | list):
+        return [_account(item, known) for item in value]
+    if isinstance(value, dict):
+        return [[_account(item, known) for item in pair] for pair in value.items()]
+    if isinstance(value, types.MethodType):
+        return [_account(item, known) for item in (value.__func__, value.__self__)]
+    if isinstance(value, functools.partial):
+        return [_account(item, known) for item in (value.func, value.args, value.keywords)]
+    if id(value) in known:
+        return kind.__qualname__
+    known.add(id(value))
+    if isinstance(value, nn.Module):
+        return [hash_weights(value), _described(value, known)]
+    if isinstance(value, types.FunctionType):
+        held = [value.__defaults__, value.__kwdefaults__, *_enclosed(value)]
+        return [source_of(value), _byte_code(value.__code__), _account(held, known)]
+    if hasattr(value, "__dict__") and kind.__module__.partition(".")[0] not in FOREIGN:
+        return [source_of(kind), _account(vars(value), known)]
+    return kind.__qualname__
+
+
+def _enclosed(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            yield cell.cell_contents
 
 
 def source_of(thing: Any) -> str:
@@ -129,12 +172,6 @@ def _file(module: str) -> Path:
 def _byte_code(code: types.CodeType) -> list[Any]:
     constants = [_byte_code(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return [code.co_code.hex(), code.co_names, constants]
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(map(_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def signature(logits: Logits) -> list[float]:

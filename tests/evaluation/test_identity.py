@@ -1,3 +1,4 @@
+import copy
 import functools
 
 import pytest
@@ -24,6 +25,66 @@ def test_weights_hash_sees_buffers_that_a_state_dict_leaves_out():
 def test_description_is_the_same_for_equal_models_and_another_for_another_network(net, plane):
     assert describe(net) == describe(type(net)().train())
     assert len({describe(model) for model in (net, plane, models.build("tiny-cnn"), models.build("resnet18"))}) == 4
+
+
+class Holding(torch.nn.Module):
+    """A network that has something else in it."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.linear, self.held = torch.nn.Linear(2, 2), held
+
+
+class Thing:
+    def __init__(self, value):
+        self.value = value
+
+    def method(self):
+        return self.value
+
+
+def enclosing(value):
+    return lambda x: x + value
+
+
+def with_default(value):
+    def function(x, *, value=value):
+        return x + value
+
+    return function
+
+
+def turning(value):
+    """Things that hold each other."""
+    thing = Thing(value)
+    thing.back = lambda: thing
+    return thing.back
+
+
+TWO = (lambda x: x + 1), (lambda x: x + 2)
+
+
+@pytest.mark.parametrize("hold", [
+    enclosing, with_default, Thing, turning, lambda value: TWO[value], lambda value: Thing(value).method,
+    lambda value: functools.partial(enclosing, value), lambda value: {"by": [value, Thing]},
+    lambda value: torch.tensor(value), lambda value: enclosing(torch.full((2,), value)),
+    lambda value: enclosing(torch.nn.Linear(2, 1 + value)), lambda value: enclosing(enclosing(value)),
+])  # fmt: skip
+def test_what_a_networks_functions_and_objects_hold_is_in_its_description(hold):
+    torch.manual_seed(0)
+    one, other = Holding(hold(0)), Holding(hold(1))
+    assert describe(one) != describe(other)
+    assert describe(one) == describe(copy.deepcopy(one))
+    torch.manual_seed(0)
+    assert describe(one) == describe(Holding(hold(0)))
+
+
+def test_a_network_that_a_function_of_its_own_holds_is_described_once():
+    networks = [Holding(value) for value in (0, 0, 1)]
+    for network in networks:
+        network.back = enclosing(network)
+    one, same, other = map(describe, networks)
+    assert one == same != other
 
 
 def test_the_sources_of_an_attack_are_its_own_file_and_those_that_it_is_made_of():
