@@ -56,6 +56,8 @@ def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> st
                 words += [f"--{name}", str(value if name == "seed" else write_fraction(value))]
     if attacked.engine != "own":
         words += ["--engine", attacked.engine]
+    if attacked.gradients != "fp32":
+        words += ["--search", attacked.gradients]
     dataset = SETS.get(attacked.dataset)
     if dataset is None or attacked.n != dataset.counts["test"]:
         words += ["--images", str(attacked.n)]

@@ -112,10 +112,10 @@ def _run(run: RunFiles, place: int, found: Sequence[table.Row]) -> dict[str, Any
 
 
 def _evaluation(row: table.Row) -> dict[str, Any]:
-    """A row's commands, one for each number of images and engine, none for tensors given; and the row's machines."""
-    alike: dict[tuple[int, str], list] = {}
+    """A row's commands, by number of images, engine and precision, none for tensors given; and the row's machines."""
+    alike: dict[tuple[int, str, str], list] = {}
     for entry in sorted(row.cells.values(), key=lambda entry: entry.attack != "natural"):
-        alike.setdefault((entry.n, entry.engine), []).append(entry)
+        alike.setdefault((entry.n, entry.engine, entry.gradients), []).append(entry)
     made_by = [commands.evaluate_command(row.run.config, row.run.path, entries) for entries in alike.values()]
     return {
         "commands": [command for command in made_by if command],

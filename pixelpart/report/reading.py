@@ -51,9 +51,15 @@ class Entry(Record):
         return self.settings.get("engine", "own")
 
     @property
+    def gradients(self) -> str:
+        """The precision of the gradients in an attack by so many steps; it is part of what such an attack is."""
+        return self.settings.get("search", "fp32") if "step_size" in self.settings else "fp32"
+
+    @property
     def column(self) -> str:
-        """The attack's name in a table, where two engines' figures may stand beside each other."""
-        return self.attack if self.engine == "own" else f"{self.attack}, {self.engine}"
+        """The attack's name in a table, where two engines' figures may stand beside each other, or two precisions'."""
+        unusual = [word for word in (self.engine, self.gradients) if word not in ("own", "fp32")]
+        return ", ".join([self.attack, *unusual])
 
     @property
     def own_eps(self) -> bool:

@@ -107,6 +107,18 @@ def test_two_engines_have_columns_and_commands_of_their_own(make_run, entry, par
     assert "--attacks autoattack --checkpoint best --engine reference" in commands
 
 
+def test_an_attack_with_gradients_in_bf16_has_a_column_and_a_command_of_its_own(make_run, entry, parse, tmp_path):
+    searched = entry("autoattack", n=2000, settings={"engine": "own", "search": "bf16"})  # the same in either precision
+    found = entry("pgd20", n=2000)
+    narrow = entry("pgd20", n=2000, settings=found["settings"] | {"search": "bf16"})
+    folder = make_run("two", entries=[entry("natural", n=2000), found, searched, narrow])
+    (row,) = rows(read_run(folder))
+    assert list(row.cells) == ["pgd20", "pgd20, bf16", "autoattack", "natural"]
+    commands = parse(write_report([folder], tmp_path / "r.html")).all("dl", "commands")[0].text
+    assert "--attacks natural,pgd20,autoattack --checkpoint best pixelpart" in commands
+    assert "--attacks pgd20 --checkpoint best --search bf16" in commands
+
+
 def test_a_row_says_if_its_images_are_not_those_of_the_run_s_set(make_run, entry):
     sets = ("shapes", "cifar10", "given")
     found = rows(read_run(make_run(entries=[entry(dataset=name) for name in sets])))
