@@ -33,9 +33,9 @@ SEARCHES: dict[str, Search] = {
     "apgd-t-l1": apgd_search(targets=9, norm="l1"),
 }
 
-# one norm's searches together, by a name of their own
+# APGD-CE, then APGD-T at what it leaves: apgd, apgd-l2, apgd-l1
 TOGETHER: dict[str, dict[str, Search]] = {
-    f"apgd-{norm}": {name: SEARCHES[name] for name in (f"apgd-ce-{norm}", f"apgd-t-{norm}")} for norm in ("l2", "l1")
+    f"apgd{norm}": {name: SEARCHES[name] for name in (f"apgd-ce{norm}", f"apgd-t{norm}")} for norm in ("", "-l2", "-l1")
 }
 
 # where the gradient leads nowhere chance decides, and a second run of Square, with draws of its own, breaks more

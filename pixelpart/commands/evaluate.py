@@ -44,8 +44,8 @@ def evaluate(args: list[str]) -> int:
         help="comma-separated: natural; an attack with its steps, and restarts if more than one, such as pgd20, "
         "pgd20x5, mma20, or, knowing how PART trains, adaptive-pgd20, adaptive-mma20, adaptive-in20; autoattack, "
         "autoattack-plus; or a part of these: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, "
-        "square; mm3; in l2 and l1: apgd-l2, apgd-l1; NAME@EPS gives an attack an eps of its own, such as "
-        "pgd20@16/255, apgd-l1@12 (here: %(default)s)",
+        "square; apgd (apgd-ce, then apgd-t); mm3; in l2 and l1: apgd-l2, apgd-l1; NAME@EPS gives an attack an eps of "
+        "its own, such as pgd20@16/255, apgd-l1@12 (here: %(default)s)",
     )
     add_checkpoint(parser)
     add_eps_and_step_size(parser, eps="budget of every pixel, in l_inf", step_size="length of an attack's step")

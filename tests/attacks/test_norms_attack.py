@@ -150,6 +150,7 @@ def test_the_searches_of_a_norm_go_by_their_names():
     norms = {name: search.norm for name, search in SEARCHES.items() if search.norm != "linf"}
     assert norms == {"apgd-ce-l2": "l2", "apgd-t-l2": "l2", "apgd-ce-l1": "l1", "apgd-t-l1": "l1"}
     assert {name: [*parts] for name, parts in TOGETHER.items()} == {
+        "apgd": ["apgd-ce", "apgd-t"],
         "apgd-l2": ["apgd-ce-l2", "apgd-t-l2"],
         "apgd-l1": ["apgd-ce-l1", "apgd-t-l1"],
     }

@@ -19,6 +19,7 @@ from pixelpart.evaluation import evaluate, guards, parse_attack
         ("pgd20x5@1", "pgd", "linf", 1.0),
         ("apgd-ce@0.1", "apgd-ce", "linf", 0.1),
         ("autoattack@16/255", "autoattack", "linf", 16 / 255),
+        ("apgd", "apgd", "linf", None),
         ("apgd-l2", "apgd-l2", "l2", 0.5),
         ("apgd-l2@128/255", "apgd-l2", "l2", 128 / 255),
         ("apgd-t-l2@2", "apgd-t-l2", "l2", 2.0),
@@ -97,6 +98,13 @@ def test_an_entry_says_the_name_the_radius_and_the_norm(net, pair):
     ]
     assert [*result["apgd-l1@2"].entry["settings"]["parts"]] == ["apgd-ce-l1", "apgd-t-l1"]
     assert result["apgd-l1@2"].entry["settings"]["parts"]["apgd-ce-l1"]["steps"] == 103
+
+
+def test_apgd_leaves_what_apgd_t_leaves_of_what_apgd_ce_leaves(net, pair):
+    result = evaluate(net, data=pair, attacks="natural,apgd-ce,apgd-t,apgd", eps=2 / 255, images=16)
+    ce, targeted, both = (result.flags[name] for name in ("apgd-ce", "apgd-t", "apgd"))
+    assert (both == (ce & targeted)).all()
+    assert 0 < both.sum() < result.flags["natural"].sum()
 
 
 def test_both_parts_of_a_norm_break_at_least_what_the_first_does(net, pair):
