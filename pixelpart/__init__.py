@@ -8,10 +8,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pixelpart import attacks, data, masks, models, objectives, recipes
     from pixelpart.engine.train import train
-    from pixelpart.evaluation.corruption import corruptions
+    from pixelpart.evaluation.corruptions import corruptions
+    from pixelpart.evaluation.evaluate import evaluate
     from pixelpart.evaluation.obfuscation import check
-    from pixelpart.evaluation.suite import evaluate
-    from pixelpart.run import Run
+    from pixelpart.runs import Run
 
 __all__ = [
     "Run",
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Run": "pixelpart.run",
+    "Run": "pixelpart.runs",
     "check": "pixelpart.evaluation.obfuscation",
-    "corruptions": "pixelpart.evaluation.corruption",
-    "evaluate": "pixelpart.evaluation.suite",
+    "corruptions": "pixelpart.evaluation.corruptions",
+    "evaluate": "pixelpart.evaluation.evaluate",
     "train": "pixelpart.engine.train",
 }
 

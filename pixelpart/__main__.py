@@ -1,5 +1,5 @@
 import sys
 
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 
 sys.exit(main())

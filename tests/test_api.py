@@ -9,7 +9,7 @@ from torch import nn
 
 import pixelpart as pp
 from pixelpart.errors import UserError
-from pixelpart.progress import Screen
+from pixelpart.runtime.progress import Screen
 
 
 @functools.cache
@@ -200,6 +200,3 @@ def test_what_the_package_offers_is_what_it_lists():
 def test_evaluate_and_train_are_functions_though_packages_have_like_names():
     assert callable(pp.evaluate)
     assert callable(pp.train)
-    import pixelpart.evaluation
-
-    assert pixelpart.evaluation.evaluate is pp.evaluate

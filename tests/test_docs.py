@@ -30,15 +30,17 @@ import numpy as np
 import pytest
 
 import pixelpart
-from pixelpart import cli, data, masks, models
+from pixelpart import data, masks, models
+from pixelpart.cli.flags import Parser, add_config_flags
+from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
-from pixelpart.engine.build import build
-from pixelpart.evaluation import explain, outcome, suite
-from pixelpart.flags import Parser, add_config_flags
-from pixelpart.progress import Screen
-from pixelpart.runfolder import read_facts
+from pixelpart.engine.plan import build
+from pixelpart.evaluation import explain, result
+from pixelpart.runs import read_facts
+from pixelpart.runtime.progress import Screen
 
 train_module = importlib.import_module("pixelpart.engine.train")
+evaluate_module = importlib.import_module("pixelpart.evaluation.evaluate")
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -76,7 +78,7 @@ def prose(document):
 
 def cut_down(patch):
     """Puts small stand-ins behind `pp.train`, `pp.evaluate` and the data sets, for the command line and for Python."""
-    train, evaluate = train_module.train, suite.evaluate
+    train, evaluate = train_module.train, evaluate_module.evaluate
     some = functools.cache(lambda split: tuple(tensor[:SOME] for tensor in data.shapes.generate(split)))
     sets = {
         "shapes": dataclasses.replace(data.SETS["shapes"], load=lambda split, root: some(split)),
@@ -93,14 +95,14 @@ def cut_down(patch):
 
     def small_evaluate(subject, *, attacks, images=None, **settings):
         names = attacks.split(",") if isinstance(attacks, str) else attacks
-        assert all(suite.parse_attack(name) for name in names)
+        assert all(evaluate_module.parse_attack(name) for name in names)
         if isinstance(subject, str) and ":" not in subject and not Path(subject).exists():
-            return outcome.Result({})
+            return result.Result({})
         given = isinstance(settings.get("data"), tuple)
         return evaluate(subject, attacks=attacks, images=None if given else 16, **settings)
 
     patch.setattr(train_module, "train", small_train)
-    patch.setattr(suite, "evaluate", small_evaluate)
+    patch.setattr(evaluate_module, "evaluate", small_evaluate)
     for name, entry in sets.items():
         patch.setitem(data.SETS, name, entry)
 
@@ -121,7 +123,7 @@ def run_command(words):
         words, out = (words[: words.index(">")], Path(words[-1])) if ">" in words else (words, None)
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            assert cli.main(words[1:]) == 0, shlex.join(words)
+            assert main(words[1:]) == 0, shlex.join(words)
         if out:
             out.write_text(said.getvalue())
     elif words[0] == "torchrun":
@@ -286,7 +288,7 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
         {"model": "tiny-cnn", "mask": {"rule": "mean", "every": 1}, "ema": 0.9, "keep": (1,)}, source=""
     )
     run = train_module.train(config, tmp_path / "run", screen=Screen(quiet=True))
-    result = suite.evaluate(run, attacks=["natural", "pgd2"])
+    result = evaluate_module.evaluate(run, attacks=["natural", "pgd2"])
     pixelpart.check(run, surrogate=models.build("tiny-cnn"), images=40)
     pixelpart.corruptions(run, names=["fog"], severities=[1], images=2)
     explained = json.loads(explain.explain(run, n=3, objects=16).read_text())
@@ -305,4 +307,4 @@ def test_rules_augmentations_attacks_maps_and_networks_are_the_documented_ones()
     assert table("how-it-works.md", "Maps") == set(masks.ROLLOUTS)
     assert table("models.md", "Networks") == set(models.MODELS)
     for attack in table("evaluation.md", "Evaluation"):
-        suite.parse_attack(attack.replace("K", "20").replace("R", "5"))
+        evaluate_module.parse_attack(attack.replace("K", "20").replace("R", "5"))

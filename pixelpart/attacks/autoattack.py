@@ -8,16 +8,17 @@ from torch import Tensor
 
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.ball import check, inside, seeded
+from pixelpart.attacks.batching import Settle, Sweep, Try
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.mm3 import mm3_search
 from pixelpart.attacks.search import Search, State, leads_nowhere, numbered, spread, targets_of
 from pixelpart.attacks.square import square_search
-from pixelpart.attacks.sweep import Settle, Sweep, Try
 from pixelpart.draws import keys as keys_of
 from pixelpart.errors import UserError, choose
-from pixelpart.frozen import PRECISIONS, frozen, searched
-from pixelpart.precision import full_precision
+from pixelpart.runtime.precision import PRECISIONS, ieee_fp32
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
+from pixelpart.view.borrow import borrowed
+from pixelpart.view.views import search_view
 
 SEARCHES: dict[str, Search] = {
     "apgd-ce": apgd_search(),
@@ -84,7 +85,7 @@ def autoattack(
     if slots is not None and slots < 1:
         raise UserError(f"slots {slots} is not a whole number above 0")
     slots = slots or default_slots(x.device)
-    with torch.no_grad(), full_precision(x.device), frozen(model) as judge:
+    with torch.no_grad(), ieee_fp32(x.device), borrowed(model) as judge:
         clean = torch.cat([judge(some) for some in x.split(slots)])
         net = view_for_search(judge, dtype, x.device)
         if net is not judge and not agrees(net, x[:PROBES], clean[:PROBES], dtype):
@@ -145,7 +146,7 @@ def suited(parts: Mapping[str, Search], classes: int) -> dict[str, Search]:
 def view_for_search(model: Model, dtype: torch.dtype | None, device: torch.device) -> Model:
     """The model as a search goes through it: folded if its structure can be read, else as it is, in fp32."""
     fuse = dtype is not None and device.type == "cuda"
-    return searched(model, dtype=dtype, fuse=fuse) or model
+    return search_view(model, dtype=dtype, fuse=fuse) or model
 
 
 def agrees(view: Model, x: Images, expected: Logits, dtype: torch.dtype | None) -> bool:

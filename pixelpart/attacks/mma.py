@@ -8,9 +8,10 @@ from torch import Tensor
 
 from pixelpart.attacks.ball import begin, check, in_type_of, seeded
 from pixelpart.attacks.pgd import climb
-from pixelpart.frozen import Frozen, frozen, through
 from pixelpart.losses import SampleLoss, at_class, margin, without
 from pixelpart.types import Budget, Images, Labels, Model
+from pixelpart.view.borrow import FrozenView, borrowed
+from pixelpart.view.views import view_in
 
 Starts = Float[Tensor, "targets b c h w"]
 
@@ -36,11 +37,11 @@ def mma(
     """
     if isinstance(start, str):
         generator = generator or seeded(x)  # one for all targets, so that their starts differ
-    if not isinstance(model, Frozen):
+    if not isinstance(model, FrozenView):
         check(x, budget, step_size=step_size, steps=steps)
     budget = in_type_of(x, budget)
-    with torch.no_grad(), frozen(model) as net:
-        net = through(net, search, x)
+    with torch.no_grad(), borrowed(model) as net:
+        net = view_in(net, search, x)
         clean = net(x)
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)

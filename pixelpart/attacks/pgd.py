@@ -8,9 +8,10 @@ from torch import Tensor
 
 from pixelpart.attacks.ball import begin, check, in_type_of, project
 from pixelpart.errors import choose
-from pixelpart.frozen import Frozen, frozen, through
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
+from pixelpart.view.borrow import FrozenView, borrowed
+from pixelpart.view.views import view_in
 
 
 def pgd(
@@ -34,11 +35,11 @@ def pgd(
     `search="bf16"` gradients come from a bf16 view of the model. `ascend` stands in for `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
-    if not isinstance(model, Frozen):  # a view is handed in by the training step, which must not wait for the device
+    if not isinstance(model, FrozenView):  # a view is handed in by the training step, which must not wait for it
         check(x, budget, step_size=step_size, steps=steps)
     budget = in_type_of(x, budget)
-    with torch.no_grad(), frozen(model) as net:
-        net = through(net, search, x)
+    with torch.no_grad(), borrowed(model) as net:
+        net = view_in(net, search, x)
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
         first = begin(x, budget, start=start, generator=generator)

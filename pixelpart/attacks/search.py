@@ -16,9 +16,9 @@ from torch import Tensor
 from pixelpart.attacks.ball import check, project, seeded
 from pixelpart.draws import Keys
 from pixelpart.errors import UserError
-from pixelpart.frozen import Frozen, frozen
 from pixelpart.losses import margin, without
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
+from pixelpart.view.borrow import FrozenView, borrowed
 
 State = dict[str, Tensor]
 
@@ -146,10 +146,10 @@ def run(
     search: Search, model: Model, x: Images, y: Labels, budget: Budget, *, generator: torch.Generator | None = None
 ) -> Images:
     """The image with the largest margin that the search finds for each sample, over all its tries."""
-    if not isinstance(model, Frozen):
+    if not isinstance(model, FrozenView):
         check(x, budget, step_size=0.0, steps=search.steps, norm=search.norm)
     generator = generator or seeded(x)
-    with frozen(model) as net:
+    with borrowed(model) as net:
         clean = net(x)
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf, dtype=x.dtype)
         for number in range(search.tries(clean.shape[1])):

@@ -6,11 +6,11 @@ from pixelpart import attacks, draws, models
 from pixelpart.bench import REPEATS, baselines
 from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine
 from pixelpart.defaults import EPS, STEP_SIZE
-from pixelpart.device import choose_device
-from pixelpart.engine.view import views_in
-from pixelpart.frozen import Folding
+from pixelpart.engine.views import views_in
 from pixelpart.models import Classifier
+from pixelpart.runtime.device import choose_device
 from pixelpart.types import Images, Labels
+from pixelpart.view.views import Folding
 
 
 def bench_attack(

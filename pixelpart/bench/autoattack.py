@@ -13,10 +13,10 @@ from pixelpart.evaluation.accuracy import natural
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.evaluation.searching import choose_search, under_searches
-from pixelpart.evaluation.subject import resolve
-from pixelpart.frozen import frozen
-from pixelpart.precision import full_precision
+from pixelpart.evaluation.target import resolve
+from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import Flags
+from pixelpart.view.borrow import borrowed
 
 REFERENCE_BATCH = 250  # its own default
 
@@ -40,12 +40,12 @@ def bench_autoattack(
     pictures, place = them.pictures, them.pictures.device
     search, slots = choose_search(search, place), batch_size or default_slots(place)
     report = Report("autoattack", {"run": str(run), "images": len(pictures), "search": search}, machine(place))
-    with frozen(them.model) as model:
-        with full_precision(place):
+    with borrowed(them.model) as model:
+        with ieee_fp32(place):
             right = natural(model, pictures, batch_size=slots)
 
         def ours() -> Flags:
-            with full_precision(place):
+            with ieee_fp32(place):
                 return under_searches(
                     model,
                     pictures,

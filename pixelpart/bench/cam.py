@@ -8,9 +8,9 @@ from pixelpart.bench.attack import random_batch, views
 from pixelpart.bench.timing import Report, Say, arithmetic, compare, machine
 from pixelpart.config import EPS_LOW
 from pixelpart.defaults import EPS
-from pixelpart.device import choose_device
-from pixelpart.frozen import Folding
+from pixelpart.runtime.device import choose_device
 from pixelpart.types import BudgetMap, Images
+from pixelpart.view.views import Folding
 
 
 def bench_cam(

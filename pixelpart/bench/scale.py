@@ -6,7 +6,7 @@ from pixelpart import models
 from pixelpart.bench import REPEATS
 from pixelpart.bench.timing import Report, Say, arithmetic, compare, machine, over
 from pixelpart.bench.train import our_maker, step_config
-from pixelpart.device import choose_device
+from pixelpart.runtime.device import choose_device
 
 METHODS = ("at", "part")
 

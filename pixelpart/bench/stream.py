@@ -13,8 +13,8 @@ from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machin
 from pixelpart.bench.train import our_step, step_config
 from pixelpart.config import Config
 from pixelpart.data.loader import Loader
-from pixelpart.device import choose_device
 from pixelpart.engine.inputs import step_inputs
+from pixelpart.runtime.device import choose_device
 from pixelpart.types import Images
 
 RESIDENT, STREAMED = "images on the device", "images from a mapped file"

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from pixelpart.device import current
-from pixelpart.engine.capture import fast_arithmetic
-from pixelpart.precision import full_precision
+from pixelpart.engine.fast import fast_arithmetic
+from pixelpart.runtime.device import current
+from pixelpart.runtime.precision import ieee_fp32
 
 Run = Callable[[], object]
 Say = Callable[[str], None]
@@ -169,7 +169,7 @@ def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
 def arithmetic(device: torch.device, precision: str = "bf16") -> Iterator[None]:
     """The same switches for all that is compared: on a GPU those of training, also for the baselines; on a CPU IEEE."""
     fast = device.type == "cuda" and precision != "fp32"
-    with current(device), fast_arithmetic() if fast else full_precision(device):
+    with current(device), fast_arithmetic() if fast else ieee_fp32(device):
         yield
 
 

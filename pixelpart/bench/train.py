@@ -14,14 +14,14 @@ from pixelpart.bench.attack import random_batch
 from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine, once, over
 from pixelpart.config import Config
 from pixelpart.data import augment
-from pixelpart.device import choose_device
-from pixelpart.engine.build import Phase, build
-from pixelpart.engine.capture import Captured
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.fast import Captured
+from pixelpart.engine.plan import Phase, build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.errors import unknown
 from pixelpart.models import Classifier
-from pixelpart.run import build_model
+from pixelpart.runs import build_model
+from pixelpart.runtime.device import choose_device
 from pixelpart.types import Images
 
 CEILING = 8192  # rows and columns of the product that shows what the chip can do

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pixelpart.draws import generator
 from pixelpart.errors import UserError
-from pixelpart.world import World
+from pixelpart.runtime.world import World
 
 ALONE = World()
 PIECE = 4096  # images that go to the device at a time

@@ -14,7 +14,7 @@ from pixelpart.data.folder import MEAN, STD
 from pixelpart.data.home import Root
 from pixelpart.data.sets import DataSet
 from pixelpart.errors import UserError, choose
-from pixelpart.usercode import failed, find_named, working_folder_first
+from pixelpart.runtime.usercode import failed, find_named, working_folder_first
 
 SPLITS = {"train": 0, "test": 1}
 

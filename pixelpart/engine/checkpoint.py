@@ -6,10 +6,10 @@ from pathlib import Path
 from torch import Tensor
 
 from pixelpart.config import Config, differing_fields
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.state import Learner
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import MaskStore
-from pixelpart.runfolder import Row, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
+from pixelpart.runs import Row, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
 
 # Where a fork may differ from the run it comes from; data, held-out images, model and seed must be the same.
 FORK_MAY_CHANGE = (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pixelpart.world import World
+from pixelpart.runtime.world import World
 
 
 def means(tensors: Sequence[Tensor], n: int, world: World) -> Sequence[Tensor]:

@@ -7,7 +7,7 @@ from pixelpart.attacks.ball import draw_noise
 from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
-from pixelpart.engine.build import Phase
+from pixelpart.engine.plan import Phase
 from pixelpart.engine.step import StepInputs
 from pixelpart.masks import MaskStore
 

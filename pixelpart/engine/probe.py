@@ -11,9 +11,9 @@ from pixelpart import draws
 from pixelpart.attacks import pgd
 from pixelpart.attacks.ball import draw_noise, start_point
 from pixelpart.config import Config
-from pixelpart.frozen import Frozen
 from pixelpart.losses import ce
 from pixelpart.types import Budget, Images, Labels
+from pixelpart.view.borrow import FrozenView
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ Measure = Callable[[Images, Labels, Images], Float[Tensor, "3"]]
 
 @torch.no_grad()
 def measure(
-    view: Callable[[], Frozen],
+    view: Callable[[], FrozenView],
     config: Config,
     x: Images,
     y: Labels,
@@ -63,7 +63,7 @@ def read(measure: Measure, x: Images, y: Labels, *, seed: int, stream: str, chun
     return Reading(*(sums / len(x)).tolist())
 
 
-def damage(model: Frozen, x: Images, y: Labels, budget: Budget) -> float:
+def damage(model: FrozenView, x: Images, y: Labels, budget: Budget) -> float:
     """Mean over the images of sum_i b_i |g_i|: what the budget can add to the cross-entropy, to first order."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()

@@ -3,13 +3,13 @@
 import torch
 
 from pixelpart.engine import probe
-from pixelpart.engine.build import Phase
-from pixelpart.engine.learner import Learner
-from pixelpart.engine.maps import maps_of
+from pixelpart.engine.plan import Phase
 from pixelpart.engine.probe import Reading
-from pixelpart.frozen import Frozen
-from pixelpart.runfolder import Row
+from pixelpart.engine.state import Learner
+from pixelpart.engine.stored_maps import maps_of
+from pixelpart.runs import Row
 from pixelpart.types import Budget, Images, Labels
+from pixelpart.view.borrow import FrozenView
 
 DAMAGE_IMAGES = 128  # for which the first-order damage is worked out after every epoch
 
@@ -54,7 +54,7 @@ def damage(learner: Learner, phase: Phase, x: Images, y: Labels) -> float:
 
 
 @torch.no_grad()
-def collapsed(model: Frozen, x: Images, y: Labels, *, chunk: int) -> int | None:
+def collapsed(model: FrozenView, x: Images, y: Labels, *, chunk: int) -> int | None:
     """The class that every image is taken for, where it is one and the labels are not; else None."""
     called = torch.cat([model(part).argmax(1) for part in x.split(chunk)]).unique()
     return int(called[0]) if len(called) == 1 and len(y.unique()) > 1 else None

@@ -12,11 +12,11 @@ from torch import Tensor
 from pixelpart import masks
 from pixelpart.attacks.ball import start_point
 from pixelpart.data import augment
-from pixelpart.engine.build import Phase
-from pixelpart.engine.learner import Learner
-from pixelpart.frozen import Frozen
+from pixelpart.engine.plan import Phase
+from pixelpart.engine.state import Learner
 from pixelpart.losses import likeliest, one_hot
 from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Targets
+from pixelpart.view.borrow import FrozenView
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tens
 
 
 @torch.no_grad()
-def look(model: Frozen, x: Images) -> Clean:
+def look(model: FrozenView, x: Images) -> Clean:
     acts = model.features(x)
     return Clean(acts, model.head(acts))
 
 
 @torch.no_grad()
 def pixel_budget(
-    learner: Learner, model: Frozen, phase: Phase, x: Images, y: Labels, clean: Clean | None, inputs: StepInputs
+    learner: Learner, model: FrozenView, phase: Phase, x: Images, y: Labels, clean: Clean | None, inputs: StepInputs
 ) -> tuple[Budget, Tensor]:
     """How far each pixel may move, and how many images have a dead map.
 
@@ -108,7 +108,7 @@ def pixel_budget(
     return budget, dead.sum()
 
 
-def class_map(learner: Learner, model: Frozen, phase: Phase, x: Images, y: Labels, clean: Clean) -> Map:
+def class_map(learner: Learner, model: FrozenView, phase: Phase, x: Images, y: Labels, clean: Clean) -> Map:
     """The map of each image's class: from the clean pass at the last layer; elsewhere, or of attention, by its own."""
     mask = phase.mask
     assert mask is not None

@@ -11,26 +11,25 @@ import torch
 
 from pixelpart import draws
 from pixelpart.config import Config
-from pixelpart.device import choose_device, current
-from pixelpart.engine import probe, review, sets
-from pixelpart.engine.build import Plan, build
-from pixelpart.engine.capture import Captured, fast_arithmetic
+from pixelpart.engine import probe, review, training_data
 from pixelpart.engine.checkpoint import Checkpoints, Position
+from pixelpart.engine.fast import Captured, fast_arithmetic
 from pixelpart.engine.inputs import step_inputs
-from pixelpart.engine.learner import Learner
-from pixelpart.engine.maps import maps_of, renew
+from pixelpart.engine.plan import Plan, build
 from pixelpart.engine.schedule import SCHEDULES
+from pixelpart.engine.signals import stop_requests
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import train_step
-from pixelpart.engine.stopping import stop_requests
-from pixelpart.engine.view import takes_one_image
+from pixelpart.engine.stored_maps import maps_of, renew
+from pixelpart.engine.views import takes_one_image
 from pixelpart.errors import Diverged, UserError
-from pixelpart.frozen import Frozen
 from pixelpart.masks import MaskStore
-from pixelpart.precision import full_precision
-from pixelpart.progress import Meter, Screen
-from pixelpart.run import Run
-from pixelpart.runfolder import RunFolder
-from pixelpart.world import World, joined, local_device
+from pixelpart.runs import Run, RunFolder
+from pixelpart.runtime.device import choose_device, current
+from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.progress import Meter, Screen
+from pixelpart.runtime.world import World, joined, local_device
+from pixelpart.view.borrow import FrozenView
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
 CHECK_STEPS = 50  # how often the flag for a loss that is not finite is read
@@ -52,7 +51,7 @@ def train(
     is compiled and captured unless `fast` is False; the numbers differ by rounding alone, but for a network's dropout.
     Processes that torchrun has started share every batch.
     """
-    config = sets.settled(config)
+    config = training_data.settled(config)
     plan = build(config)
     folder = RunFolder(out)
     folder.check(config)
@@ -93,12 +92,12 @@ class Trainer:
         if fast and device.type == "cuda" and world.size == 1:
             self.go_fast()
 
-        self.loader, self.probes = sets.load(
+        self.loader, self.probes = training_data.load(
             config, data_root, device=device, world=world, screen=screen, layout=self.learner.layout
         )
         self.check_last_batch()
         self.measured_on = "held-out" if config.holdout else "test"
-        self.skipped = sets.skipped(config, data_root)
+        self.skipped = training_data.skipped(config, data_root)
         self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None
         self.checkpoints = Checkpoints(folder, config, self.learner, self.store, writes=world.leads)
         self.at = Position()
@@ -123,7 +122,7 @@ class Trainer:
             self.say(f"{self.folder.path} is finished: {epochs} epochs")
             return
         self.announce()
-        arithmetic = fast_arithmetic() if self.learner.narrow else full_precision(self.device)
+        arithmetic = fast_arithmetic() if self.learner.narrow else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
         with arithmetic, generators, stop_requests() as stop, self.screen.bars() as move:
             saved = time.monotonic()
@@ -221,7 +220,7 @@ class Trainer:
         self.learner.tally.gather(self.world)
         self.checkpoints.save(self.at)
 
-    def _judged(self) -> Frozen:
+    def _judged(self) -> FrozenView:
         return self.learner.freeze(self.learner.judged)
 
     def _empty_store(self) -> MaskStore:

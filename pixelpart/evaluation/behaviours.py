@@ -15,8 +15,8 @@ from pixelpart.config import write_fraction
 from pixelpart.evaluation import accuracy
 from pixelpart.evaluation.accuracy import Attempt, after_tries, errs_inside, start_images, start_noise
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.frozen import frozen
 from pixelpart.types import Flags, Images, Labels, Model
+from pixelpart.view.borrow import borrowed
 
 STEPS = 20
 POINTS = 100  # sampled in the ball of each image
@@ -130,7 +130,7 @@ def black_box(trial: Trial, left: Flags, other: nn.Module | None, about: str) ->
     name, rule = "black box", f"at most {ELSEWHERE:.0%} of the images fall to another model's PGD-20 and not to the own"
     if other is None:
         return Behaviour(name, about, rule, SKIPPED)
-    with frozen(other) as through:
+    with borrowed(other) as through:
         accurate = trial.share(accuracy.natural(through, trial.pictures, batch_size=trial.batch_size))
         after = trial.after(name, trial.pgd20(through=through))
     only = int((left & ~after).sum())

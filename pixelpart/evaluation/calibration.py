@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.cache import FlagArray
 from pixelpart.evaluation.compare import align, check_method, read_figures
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
+from pixelpart.evaluation.store import FlagArray
 
 LEVEL = 0.05
 MOST_SPLITS = 1000  # more are drawn at random

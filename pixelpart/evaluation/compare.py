@@ -11,9 +11,9 @@ import numpy as np
 
 from pixelpart.config import differing_fields, write_fraction
 from pixelpart.errors import UserError
-from pixelpart.evaluation.cache import Entry, FlagArray, read_entries, read_flags
 from pixelpart.evaluation.statistics import Difference, difference, wilson
-from pixelpart.runfolder import RunFolder
+from pixelpart.evaluation.store import Entry, FlagArray, read_entries, read_flags
+from pixelpart.runs import RunFolder
 
 # what two results have to share before their flags speak of the same images under the same attack
 QUESTION = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")

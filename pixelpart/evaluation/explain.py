@@ -15,13 +15,13 @@ from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.accuracy import logits_of, start_images
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.evaluation.subject import resolve
-from pixelpart.frozen import frozen
+from pixelpart.evaluation.target import resolve
+from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
-from pixelpart.precision import full_precision
-from pixelpart.run import Run
-from pixelpart.runfolder import EXPLAIN_SCHEMA, atomic_write
+from pixelpart.runs import EXPLAIN_SCHEMA, Run
+from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import BudgetMap, Heatmap, Images, Labels
+from pixelpart.view.borrow import borrowed
 
 IMAGES = 12  # unless told otherwise
 
@@ -57,7 +57,7 @@ def explain(
     if not 1 <= n <= len(them.pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(them.pictures)}, all test images")
     index = spread(them.pictures.labels, n)
-    with full_precision(them.pictures.device), frozen(them.model) as model:
+    with ieee_fp32(them.pictures.device), borrowed(them.model) as model:
         x, y = them.pictures.take(index)
         heat, budget = heat_and_budget(model, x, y, config)
         start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)

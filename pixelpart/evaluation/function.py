@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.usercode import failed, find_named, parse_name, working_folder_first
+from pixelpart.runtime.usercode import failed, find_named, parse_name, working_folder_first
 
 __all__ = ["make_model", "parse_name"]
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from pixelpart.evaluation import accuracy, adaptive, guards
-from pixelpart.evaluation.asked import AUTOATTACKS, Asked
-from pixelpart.evaluation.cache import Entry, FlagArray
+from pixelpart.evaluation import accuracy, adaptive, sanity
+from pixelpart.evaluation.attack_spec import AUTOATTACKS, Asked
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.evaluation.searching import trusted_view, under_searches
-from pixelpart.evaluation.subject import Subject
+from pixelpart.evaluation.store import Entry, FlagArray
+from pixelpart.evaluation.target import Subject
+from pixelpart.runtime.world import World
 from pixelpart.types import Flags, Model
-from pixelpart.world import World
 
 Progress = Callable[[str, int, int, float], None]  # attack, how much of it is done, of how much, share still right
 
@@ -58,7 +58,7 @@ def measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None
     )
     stands = _under_attack(model, them, own, torch.from_numpy(mine))
     if len(work.attack.parts) > 1 and work.facts["settings"]["engine"] == "own":
-        for doubt in guards.of_parts(_after_each(work, torch.from_numpy(mine), world), n):
+        for doubt in sanity.of_parts(_after_each(work, torch.from_numpy(mine), world), n):
             work.doubt(doubt)
     return world.any_of(stands).numpy()
 

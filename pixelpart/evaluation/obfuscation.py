@@ -15,8 +15,8 @@ from pixelpart import data as sets
 from pixelpart import defaults
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy, cache, guards, identity
-from pixelpart.evaluation.asked import AUTOATTACKS, in_range
+from pixelpart.evaluation import accuracy, identity, sanity, store
+from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
 from pixelpart.evaluation.behaviours import (
     EXPECTED,
     STEPS,
@@ -30,14 +30,14 @@ from pixelpart.evaluation.behaviours import (
     random_points,
     unbounded,
 )
+from pixelpart.evaluation.evaluate import machine
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.evaluation.subject import GIVEN, Subject, resolve
-from pixelpart.evaluation.suite import machine
 from pixelpart.evaluation.surrogate import SMALL, train_surrogate
-from pixelpart.frozen import frozen
-from pixelpart.precision import full_precision
-from pixelpart.run import Run
-from pixelpart.runfolder import atomic_write
+from pixelpart.evaluation.target import GIVEN, Subject, resolve
+from pixelpart.files import atomic_write
+from pixelpart.runs import Run
+from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.view.borrow import borrowed
 
 SCHEMA = 1  # layout of check.json
 IMAGES = 1000  # looked at unless told otherwise
@@ -64,7 +64,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         found = [asdict(one) for one in self.behaviours]
-        return cache.sealed({
+        return store.sealed({
             "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": found, "doubts": self.doubts
         })  # fmt: skip
 
@@ -109,7 +109,7 @@ def check(
     pictures = them.pictures
     if images is None:
         pictures = Pictures(pictures.images[:IMAGES], pictures.labels[:IMAGES], pictures.device)
-    with full_precision(pictures.device), frozen(them.model) as model:
+    with ieee_fp32(pictures.device), borrowed(them.model) as model:
         probe = identity.signature(accuracy.check_model(model, pictures, probes=identity.PROBES))
         accuracy.check_gradient(model, pictures, probes=identity.PROBES)
         batch = batch_size or default_slots(pictures.device)
@@ -120,9 +120,9 @@ def check(
         other, about = another(trial, them, surrogate, root)
         doubts = [
             *them.doubts,
-            *guards.of_model(model, pictures),
-            *guards.of_gradients(model, pictures),
-            *guards.of_settings(eps, {"steps": STEPS, "step_size": step_size}),
+            *sanity.of_model(model, pictures),
+            *sanity.of_gradients(model, pictures),
+            *sanity.of_settings(eps, {"steps": STEPS, "step_size": step_size}),
             *(of_square(them.folder, probe, eps) if them.folder else []),
         ]
         left = trial.after("pgd20", trial.pgd20())
@@ -148,20 +148,20 @@ def check(
 def of_square(folder: Path, probe: list[float], eps: float) -> list[str]:
     """What eval.json tells of AutoAttack on this model: its doubts, and Square's share where the parts ran singly."""
     doubts: list[str] = []
-    flags: dict[str, dict[str, cache.FlagArray]] = {}
-    for entry in cache.read_entries(folder):
-        if entry.get("eps") != eps or not cache.whole(entry) or not identity.agree(entry["probe"], probe):
+    flags: dict[str, dict[str, store.FlagArray]] = {}
+    for entry in store.read_entries(folder):
+        if entry.get("eps") != eps or not store.whole(entry) or not identity.agree(entry["probe"], probe):
             continue
         attack = str(entry["attack"]).partition("@")[0]
         if attack in AUTOATTACKS:
             doubts += entry["doubts"]
-        elif (found := cache.read_flags(folder, entry)) is not None:
+        elif (found := store.read_flags(folder, entry)) is not None:
             flags.setdefault(str(entry.get("pixels")), {})[attack] = found
     for one in flags.values():
         if one.keys() >= {*WHITE_BOX, "square"}:
             white = one[WHITE_BOX[0]] & one[WHITE_BOX[1]] & one[WHITE_BOX[2]]
             left = {"white-box": int(white.sum()), "square": int((white & one["square"]).sum())}
-            doubts += guards.of_parts(left, len(white))
+            doubts += sanity.of_parts(left, len(white))
     return doubts
 
 
@@ -180,7 +180,7 @@ def another(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None
     other = resolve(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
     if other.config and name != GIVEN and other.config.dataset != name:
         raise UserError(f"the surrogate is for {other.config.dataset}, the model for {name}; give one for {name}")
-    with frozen(other.model) as model:
+    with borrowed(other.model) as model:
         classes = [accuracy.check_model(one, pictures, probes=identity.PROBES).shape[1] for one in (trial.model, model)]
         if classes[0] != classes[1]:
             raise UserError(f"the surrogate knows {classes[1]} classes, the model {classes[0]}")

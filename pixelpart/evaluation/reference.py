@@ -14,7 +14,7 @@ from torch import nn
 from pixelpart.errors import UserError
 from pixelpart.evaluation.accuracy import errs_inside, logits_of
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.precision import full_precision
+from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import Flags
 
 FEWEST = 4  # classes: the targeted loss compares the first logit with the third and the fourth
@@ -33,7 +33,7 @@ def under_reference(
         aim_at(attack, logits_of(model, x[:1]).shape[1])
         with _left_alone(pictures.device):
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
-        with full_precision(pictures.device):
+        with ieee_fp32(pictures.device):
             for some in torch.arange(len(index)).split(batch_size):
                 here = some.to(x.device)
                 broken = errs_inside(model, x[here], x_adv[here], y[here], eps=eps)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart.attacks.autoattack import PROBES, agrees, all_tries, hunt, samples_for, view_for_search
+from pixelpart.attacks.batching import Try
 from pixelpart.attacks.search import Search, spread
-from pixelpart.attacks.sweep import Try
 from pixelpart.errors import unknown
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.pictures import Pictures
-from pixelpart.frozen import PRECISIONS
+from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.types import Flags, Images, Labels, Logits, Model
 
 Tell = Callable[[str, int, int, float], None]  # part, tries settled, of how many, share of images that stand

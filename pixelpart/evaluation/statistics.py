@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.cache import FlagArray
+from pixelpart.evaluation.store import FlagArray
 
 MCNEMAR = "McNemar, exact"
 BOOTSTRAP = "bootstrap over seeds and images"

@@ -6,10 +6,10 @@ import torch
 
 from pixelpart import defaults, recipes
 from pixelpart.engine.train import train
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain
-from pixelpart.evaluation.suite import evaluate
-from pixelpart.progress import Screen
-from pixelpart.run import Run
+from pixelpart.runs import Run
+from pixelpart.runtime.progress import Screen
 
 
 def run_demo(

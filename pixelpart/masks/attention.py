@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose
-from pixelpart.frozen import frozen
 from pixelpart.types import Images, Labels, Map
+from pixelpart.view.borrow import borrowed
 
 Mixing = Float[Tensor, "b t t"]  # how much of each token (column) is in each token (row)
 
@@ -55,7 +55,7 @@ def _accumulated(layers: Sequence[Tensor]) -> Tensor:
 def attention_map(model: Any, x: Images, target: Labels | None = None, *, method: str) -> Map:
     """The map (b, u, v) at the size of the grid of patches, detached; the model is as before."""
     function = choose(masks.ROLLOUTS, method, "cam")
-    with frozen(model) as fixed:
+    with borrowed(model) as fixed:
         if not hasattr(fixed, "attentions"):
             suited = ", ".join(sorted(masks.CAMS))
             raise UserError(

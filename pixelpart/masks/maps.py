@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose
-from pixelpart.frozen import frozen
 from pixelpart.masks.attention import attention_map
 from pixelpart.types import Activations, Heatmap, Images, Labels, Map
+from pixelpart.view.borrow import borrowed
 
 Tokens = Float[Tensor, "b t f"]
 
@@ -54,7 +54,7 @@ def features_cam(model: Any, acts: Activations | Tokens, target: Labels, *, meth
     linear = getattr(model, "pooled_linear", None)
     if linear is not None:
         return pooled_cam(acts, linear.weight, target, method=method)
-    with frozen(model) as fixed, torch.enable_grad():
+    with borrowed(model) as fixed, torch.enable_grad():
         leaf = _leaf(acts, "features")
         logits = fixed.head(leaf.clone())  # what follows may work in place, which a leaf forbids
         return _explain(logits, leaf, target, method)
@@ -72,7 +72,7 @@ def cam(
         if layer != "features":
             raise UserError(f"cam {method!r} reads all blocks at once, so layer {layer!r} has no meaning; leave it out")
         return attention_map(model, x, target, method=method)
-    with frozen(model) as fixed:
+    with borrowed(model) as fixed:
         if layer != "features":
             with torch.enable_grad():
                 leaf, logits = _run_with_leaf(fixed, x, layer)

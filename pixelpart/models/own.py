@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.frozen import frozen
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.wrapping import wrap
-from pixelpart.usercode import failed, find_named, working_folder_first
+from pixelpart.runtime.usercode import failed, find_named, working_folder_first
+from pixelpart.view.borrow import borrowed
 
 Maker = Callable[[int], Any]
 
@@ -40,7 +40,7 @@ def network(name: str, make: Maker, num_classes: int, size: int, generator: torc
             raise failed(f"{name}({num_classes})", error) from error
     example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     model = _split(name, made, example)
-    with frozen(model), torch.no_grad():
+    with borrowed(model), torch.no_grad():
         try:
             shape = tuple(model(example).shape)
         except Exception as error:

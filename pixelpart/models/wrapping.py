@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pixelpart.errors import UserError
-from pixelpart.frozen import frozen
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.parts import Call, Function, LastBlock, Part, Plain, PooledLinear, Until, submodule
+from pixelpart.view.borrow import borrowed
 
 
 def wrap(
@@ -109,7 +109,7 @@ def _wrap_timm(module: Any, example: Tensor | None) -> Wrapped:
             raise
         wrapped = Wrapped(module, features, Call("forward_head"))  # more than pooling stands before the classifier
         _check(wrapped, example)
-    with frozen(wrapped), torch.no_grad():
+    with borrowed(wrapped), torch.no_grad():
         shape = tuple(wrapped.features(_example(wrapped) if example is None else example).shape)
     if len(shape) != 4 or shape[1] != module.num_features:
         usual = f"(b, {module.num_features}, u, v)"
@@ -153,7 +153,7 @@ def _is_submodule(module: nn.Module, name: str, what: str) -> bool:
 def _check(wrapped: Wrapped, example: Tensor | None) -> None:
     name = type(wrapped.module).__name__
     example = _example(wrapped) if example is None else example
-    with frozen(wrapped), torch.no_grad():
+    with borrowed(wrapped), torch.no_grad():
         try:
             expected = wrapped.module(example)
         except (RuntimeError, ValueError, AssertionError) as error:
@@ -190,7 +190,7 @@ def _in_train_mode(wrapped: Wrapped, example: Tensor) -> list[Tensor]:
     A module that gives no logits then (batch norm of one image, further outputs) gives 0 twice.
     """
     found, devices = [], [example.device] if example.is_cuda else []
-    with frozen(wrapped), torch.no_grad():
+    with borrowed(wrapped), torch.no_grad():
         for part in wrapped.modules():
             part.training = True
         for run in (wrapped, wrapped.module):

@@ -9,13 +9,13 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from pixelpart.config import explain as explain_mistake
-from pixelpart.evaluation.cache import intact, read_flags
-from pixelpart.evaluation.corruption import FILE, mean_of
+from pixelpart.evaluation.corruptions import FILE, mean_of
 from pixelpart.evaluation.obfuscation import SCHEMA
+from pixelpart.evaluation.store import intact, read_flags
 from pixelpart.report.reading import Entry, Record, RunFiles
 from pixelpart.report.table import Row
 from pixelpart.report.words import count, percent
-from pixelpart.runfolder import EVAL_SCHEMA
+from pixelpart.runs import EVAL_SCHEMA
 
 
 class Behaviour(Record):

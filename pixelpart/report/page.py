@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from pixelpart.config import flat
 from pixelpart.errors import UserError
+from pixelpart.files import atomic_write
 from pixelpart.report import beyond, commands, curves, pictures, table, words
 from pixelpart.report.reading import RunFiles, number, read_runs
-from pixelpart.runfolder import atomic_write
 
 HERE = Path(__file__).parent
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from pixelpart.config import Config, read_config
 from pixelpart.config import explain as explain_mistake
 from pixelpart.errors import UserError
-from pixelpart.evaluation.cache import intact
-from pixelpart.runfolder import EVAL_SCHEMA, EXPLAIN_SCHEMA
+from pixelpart.evaluation.store import intact
+from pixelpart.runs import EVAL_SCHEMA, EXPLAIN_SCHEMA
 
 
 class Record(BaseModel):

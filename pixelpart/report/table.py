@@ -9,8 +9,8 @@ from pixelpart.config import flat
 from pixelpart.defaults import STEP_SIZE
 from pixelpart.errors import UserError
 from pixelpart.evaluation import compare as comparing
-from pixelpart.evaluation.cache import read_flags
 from pixelpart.evaluation.statistics import paired
+from pixelpart.evaluation.store import read_flags
 from pixelpart.report.reading import Entry, RunFiles
 from pixelpart.report.words import bound, fraction, listed, percent
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from pixelpart.attacks.search import Search, keep, numbered, opening, run, spread, targets_of
 from pixelpart.errors import UserError
-from pixelpart.frozen import Folding
+from pixelpart.view.views import Folding
 
 Y = torch.tensor([0, 1, 2])
 

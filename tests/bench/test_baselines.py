@@ -11,10 +11,10 @@ from pixelpart.bench import METHODS, baselines
 from pixelpart.bench import attack as attack_bench
 from pixelpart.bench import cam as cam_bench
 from pixelpart.bench import train as train_bench
-from pixelpart.engine.build import build
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import train_step
-from pixelpart.frozen import Folding
+from pixelpart.view.views import Folding
 
 EPS, LOW, STEP = 8 / 255, 7 / 255, 2 / 255
 CPU = torch.device("cpu")

@@ -13,9 +13,10 @@ from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.bench import METHODS, stream, timing
 from pixelpart.bench.train import add_figures, forward_flops, passes
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.evaluation import reference
-from pixelpart.runfolder import atomic_write, save_checkpoint
+from pixelpart.files import atomic_write
+from pixelpart.runs import save_checkpoint
 
 TINY = ["--model", "tiny-cnn", "--batch-size", "4", "--repeats", "2", "--device", "cpu", "--quiet"]
 CPU = torch.device("cpu")
@@ -198,7 +199,7 @@ def test_on_a_gpu_what_is_quick_is_called_several_times_in_a_row(monkeypatch, mi
 @pytest.mark.parametrize(("precision", "products"), [("bf16", "high"), ("fp32", "highest")])
 def test_on_a_gpu_products_are_those_of_a_run_in_that_precision(monkeypatch, precision, products):
     monkeypatch.setattr("pixelpart.bench.timing.current", lambda device: nullcontext())
-    monkeypatch.setattr("pixelpart.precision.current", lambda device: nullcontext())
+    monkeypatch.setattr("pixelpart.runtime.precision.current", lambda device: nullcontext())
     with timing.arithmetic(torch.device("cuda"), precision):
         assert torch.get_float32_matmul_precision() == products
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pixelpart import cli, data
+from pixelpart import data
+from pixelpart.cli.main import main
 from pixelpart.data import picture
 from pixelpart.errors import UserError
 
@@ -227,10 +228,10 @@ def test_what_was_left_out_is_counted(base, capsys):
     (base / "train" / "owl").mkdir()
     row = data.verify(f"folder:{base}@16+skip-bad")
     assert (row.images, row.skipped, row.status) == (18, len(BAD) + 1, "verified")
-    assert cli.main(["data", "verify", f"folder:{base}", "--size", "16", "--skip-bad"]) == 0
+    assert main(["data", "verify", f"folder:{base}", "--size", "16", "--skip-bad"]) == 0
     assert "18 images" in (said := capsys.readouterr().out)
     assert f"{len(BAD) + 1} bad left out" in said
-    assert cli.main(["data", "verify", f"folder:{base}", "--size", "16"]) == 2
+    assert main(["data", "verify", f"folder:{base}", "--size", "16"]) == 2
     assert "owl: a class without pictures" in capsys.readouterr().err
 
 

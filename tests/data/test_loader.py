@@ -7,7 +7,7 @@ import torch
 from pixelpart.data import Loader, as_float, split_holdout
 from pixelpart.data import loader as data_loader
 from pixelpart.errors import UserError
-from pixelpart.world import World
+from pixelpart.runtime.world import World
 
 N = 53
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from pixelpart import cli, data
+from pixelpart import data
+from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.data import tinyimagenet
-from pixelpart.engine.sets import settled
+from pixelpart.engine.training_data import settled
 from pixelpart.errors import UserError
 
 WNIDS = tinyimagenet.WNIDS[:3]
@@ -122,7 +123,7 @@ def test_bad_pictures_are_left_out_when_told_and_counted(base, tmp_path, capsys)
     assert [line.split()[0] for line in entry.skipped(tmp_path)] == [str(cut), str(base / "val/images/val_3.JPEG")]
     settings = settled(Config(dataset="tinyimagenet+skip-bad"))  # as a run is started with
     assert (settings.size, settings.num_classes) == (64, 200)
-    assert cli.main(["data", "verify", "tinyimagenet", "--skip-bad", "--data-root", str(tmp_path)]) == 0
+    assert main(["data", "verify", "tinyimagenet", "--skip-bad", "--data-root", str(tmp_path)]) == 0
     assert "2 bad left out" in capsys.readouterr().out
 
 

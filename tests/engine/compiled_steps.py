@@ -20,13 +20,13 @@ from torch._dynamo.utils import counters
 from pixelpart import draws, models, recipes
 from pixelpart.attacks.pgd import move, signed_step, total_loss
 from pixelpart.data import augment
-from pixelpart.engine import capture
-from pixelpart.engine.build import build
-from pixelpart.engine.capture import Captured, compile_phase, fast_arithmetic
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.fast import Captured, compile_phase, fast_arithmetic
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, train_step
-from pixelpart.frozen import Folding
 from pixelpart.models import Classifier
+from pixelpart.view import capture
+from pixelpart.view.views import Folding
 
 METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]
 

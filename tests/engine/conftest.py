@@ -4,7 +4,7 @@ import functools
 import pytest
 
 from pixelpart import data, recipes
-from pixelpart.progress import Screen
+from pixelpart.runtime.progress import Screen
 
 SMALL = {"holdout": 60, "probe": 32, "batch_size": 100, "epochs": 3, "augment": "crop-flip"}
 SOME = 460

@@ -15,14 +15,14 @@ import torch
 
 from pixelpart import draws, recipes
 from pixelpart.data.loader import Loader
-from pixelpart.engine.build import build
 from pixelpart.engine.distributed import means
 from pixelpart.engine.inputs import step_inputs
-from pixelpart.engine.learner import Learner
-from pixelpart.engine.maps import renew
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import train_step
+from pixelpart.engine.stored_maps import renew
 from pixelpart.masks import MaskStore
-from pixelpart.world import World
+from pixelpart.runtime.world import World
 
 CPU = torch.device("cpu")
 

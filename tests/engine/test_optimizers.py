@@ -8,12 +8,12 @@ import torch
 
 from pixelpart import draws, models, recipes
 from pixelpart.config import OptimConfig
-from pixelpart.engine.build import build
-from pixelpart.engine.learner import Learner
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.train import train
 from pixelpart.errors import UserError
-from pixelpart.runfolder import load_checkpoint
+from pixelpart.runs import load_checkpoint
 from stopping import files_of, whole_and_parts
 
 ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip": 1.0}

@@ -9,19 +9,20 @@ import pytest
 import torch
 from PIL import Image
 
-from pixelpart import cli, data, draws
+from pixelpart import data, draws
+from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data import augment
-from pixelpart.engine.build import build
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.plan import build
 from pixelpart.engine.review import collapsed, damage
-from pixelpart.engine.sets import load, settled
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import train
+from pixelpart.engine.training_data import load, settled
 from pixelpart.errors import UserError
-from pixelpart.progress import Screen
-from pixelpart.run import Run
-from pixelpart.world import World
+from pixelpart.runs import Run
+from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.world import World
 
 SMALL = ["--epochs", "1", "--holdout", "4", "--probe", "4", "--batch-size", "16", "--attack.steps", "1", "--quiet"]
 
@@ -50,14 +51,14 @@ def photos(tmp_path):
 def test_a_run_does_not_go_on_with_another_number_of_pictures(photos, capsys, change):
     masked = ["--mask.rule", "mean", "--mask.every", "1"]
     command = ["train", "shapes-at", *masked, "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     before = {path: path.read_bytes() for path in (photos.parent / "run").rglob("*") if path.is_file()}
     for i in range(5):
         if change == "more":
             shutil.copy(photos / "dark" / "0.png", photos / "dark" / f"new{i}.png")
         else:
             (photos / "dark" / f"{i}.png").unlink()
-    assert cli.main(command) == 2
+    assert main(command) == 2
     count = {"more": 28, "fewer": 20}[change]  # four fifths, less those held out by the run
     assert f"learned from 20 images, and there are {count - 4} now" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
@@ -65,20 +66,20 @@ def test_a_run_does_not_go_on_with_another_number_of_pictures(photos, capsys, ch
 
 def test_a_run_does_not_go_on_with_other_classes(photos, capsys):
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     (photos / "dark").rename(photos / "night")  # as many pictures of as many classes, with other labels
-    assert cli.main(command) == 2
+    assert main(command) == 2
     told = "classes: ['dark', 'light', 'middle'] there, ['light', 'middle', 'night'] here"
     assert told in capsys.readouterr().err
 
 
 def test_a_model_is_not_evaluated_on_other_classes(photos, capsys):
-    assert cli.main(["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]) == 0
+    assert main(["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]) == 0
     shutil.copytree(photos, photos.with_name("others"))
     evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet", "--data", "folder:others@16"]
-    assert cli.main(evaluate) == 0
+    assert main(evaluate) == 0
     shutil.rmtree(photos.with_name("others") / "dark")  # what was 1 would be 0
-    assert cli.main(evaluate) == 2
+    assert main(evaluate) == 2
     told = "folder:others@16 has other classes than the model learned: light, middle and dark, light, middle"
     assert told in capsys.readouterr().err
 
@@ -86,16 +87,16 @@ def test_a_model_is_not_evaluated_on_other_classes(photos, capsys):
 def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsys):
     (photos / "dark" / "bad.jpg").write_bytes(b"x")
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
-    assert cli.main(command) == 2
+    assert main(command) == 2
     assert "photos/dark/bad.jpg is not a picture" in capsys.readouterr().err
-    assert cli.main([*command, "--skip-bad"]) == 0
+    assert main([*command, "--skip-bad"]) == 0
     run = Run("run")
     assert run.config.dataset == "folder:photos@16+skip-bad"
     assert (run.config.size, run.config.num_classes) == (16, 3)
     assert run.config.classes == ("dark", "light", "middle")
     assert "1 bad left out: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
-    assert cli.main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
-    assert cli.main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
+    assert main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
+    assert main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
     shutil.rmtree(photos)
     assert run.load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
 
@@ -118,13 +119,13 @@ def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_pa
     (tmp_path / "own_set.py").write_text(
         "import numpy as np\ndef load(split):\n    return np.zeros((32, 3, 16, 16), np.uint8), np.arange(32) % 2\n"
     )
-    assert cli.main(["train", "shapes-at", "--data", "own_set:load", "--out", "run", *SMALL]) == 0
+    assert main(["train", "shapes-at", "--data", "own_set:load", "--out", "run", *SMALL]) == 0
     monkeypatch.setattr(data, "OWN", {})
     evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet"]
     for refused in (evaluate, ["train", "run/config.json", "--out", "again"]):
-        assert cli.main(refused) == 2
+        assert main(refused) == 2
         assert "is code, which no file may have run" in capsys.readouterr().err
-    assert cli.main([*evaluate, "--data", "own_set:load"]) == 0
+    assert main([*evaluate, "--data", "own_set:load"]) == 0
 
 
 @pytest.mark.parametrize(("batch_size", "code"), [("19", 2), ("20", 0)])
@@ -137,7 +138,7 @@ def test_a_last_image_alone_that_cannot_be_trained_on_is_told_before_the_first_e
     )
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--model", "own_set:net"]
     before = torch.get_rng_state()
-    assert cli.main([*command, "--out", "run", *SMALL, "--batch-size", batch_size]) == code
+    assert main([*command, "--out", "run", *SMALL, "--batch-size", batch_size]) == code
     if code:
         assert "batch_size 19 leaves a batch of one of 20 images" in capsys.readouterr().err
         assert not (photos.parent / "run").exists()

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pixelpart import data, draws, models, recipes
 from pixelpart.data import augment
 from pixelpart.engine import train as train_module
-from pixelpart.engine.build import build
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, train_step
 from pixelpart.engine.train import train
-from pixelpart.frozen import Folding, Working
 from pixelpart.models import Classifier
+from pixelpart.view.views import Folding, TrainingView
 from stopping import files_of, whole_and_parts
 
 BF16 = torch.bfloat16
@@ -60,7 +60,7 @@ def seen(view, x, change):
 VIEWS = {
     "attack": lambda model: Folding(model, dtype=BF16)(),
     "attack, fused": lambda model: Folding(model, dtype=BF16, fuse=True)(),
-    "training": lambda model: Working(model, dtype=BF16),
+    "training": lambda model: TrainingView(model, dtype=BF16),
 }
 
 
@@ -177,7 +177,7 @@ def passes():
     made = {}
     for kind in ("fp32", "working", "autocast"):
         model = models.build("tiny-cnn").train()
-        network = Working(model, dtype=BF16) if kind == "working" else model
+        network = TrainingView(model, dtype=BF16) if kind == "working" else model
         with torch.autocast("cpu", dtype=BF16, enabled=kind == "autocast"):
             logits = network(x)
         F.cross_entropy(logits.float(), y).backward()
@@ -211,7 +211,7 @@ def test_batch_norms_own_statistics_move_as_in_an_fp32_pass(passes):
 
 def test_the_working_view_follows_the_weights_and_trains_also_where_the_model_is_in_eval_mode():
     model = models.build("tiny-cnn")
-    working, x = Working(model, dtype=BF16), some_images(8)
+    working, x = TrainingView(model, dtype=BF16), some_images(8)
     before = working(x)
     with torch.no_grad():
         model.linear.weight.mul_(2)
@@ -227,7 +227,7 @@ def test_dropout_works_in_the_working_view():
         def trunk(self, x):
             return F.dropout(super().trunk(x), 0.5, training=self.training)
 
-    working = Working(WithDropout(), dtype=BF16)
+    working = TrainingView(WithDropout(), dtype=BF16)
     x = some_images(2)
     assert not torch.equal(working(x), working(x))
 

@@ -10,8 +10,8 @@ from torch import nn
 from pixelpart import draws, models
 from pixelpart.config import Config
 from pixelpart.engine import probe
-from pixelpart.frozen import Folding
 from pixelpart.models import Classifier
+from pixelpart.view.views import Folding
 
 
 class Linear(Classifier):

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from pixelpart import models
 from pixelpart.engine.train import train
 from pixelpart.models.tiny import TinyCNN
-from pixelpart.run import Run
-from pixelpart.runfolder import RunFolder
+from pixelpart.runs import Run, RunFolder
 from stopping import files_of, rows_without_clock, whole_and_parts
 
 

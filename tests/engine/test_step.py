@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pixelpart import draws, recipes
 from pixelpart.data import augment
-from pixelpart.engine.build import build
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, train_step
 
 METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]

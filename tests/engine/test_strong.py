@@ -9,11 +9,11 @@ import torch
 from pixelpart import draws
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
-from pixelpart.engine.build import build
 from pixelpart.engine.inputs import step_inputs
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, train_step
-from pixelpart.world import World
+from pixelpart.runtime.world import World
 from stopping import files_of, whole_and_parts
 
 STRONG = {

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from pixelpart import data
-from pixelpart.engine import maps
+from pixelpart.engine import stored_maps
 from pixelpart.engine import train as train_module
-from pixelpart.engine.learner import Learner
 from pixelpart.engine.probe import Reading
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import train_step
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
-from pixelpart.run import Run
-from pixelpart.runfolder import RunFolder, load_checkpoint
+from pixelpart.runs import Run, RunFolder, load_checkpoint
 from stopping import files_of, stop_after
 
 
@@ -225,7 +224,7 @@ def test_a_layer_that_gives_no_map_is_refused_before_burn_in(small, quiet, tmp_p
 
 
 def test_an_epoch_of_dead_maps_is_said_aloud(small, quiet, tmp_path, monkeypatch):
-    monkeypatch.setattr(maps, "class_map", lambda learner, model, phase, x, y, clean: torch.zeros(len(x), 8, 8))
+    monkeypatch.setattr(stored_maps, "class_map", lambda learner, model, phase, x, y, clean: torch.zeros(len(x), 8, 8))
     run = train(small(mask={"rule": "mean", "every": 1}, epochs=2), tmp_path / "run", screen=quiet)
     assert run.metrics[1]["dead_cams"] == 400
     assert "every heat map of this epoch was dead" in (run.dir / "log.txt").read_text()

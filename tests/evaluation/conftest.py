@@ -7,8 +7,8 @@ from pixelpart import data, models
 from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.config import Config
 from pixelpart.evaluation import behaviours, searching, surrogate
-from pixelpart.run import Run
-from pixelpart.runfolder import atomic_write, save_checkpoint
+from pixelpart.files import atomic_write
+from pixelpart.runs import Run, save_checkpoint
 from searches import short
 
 

@@ -10,12 +10,13 @@ from torch import nn
 
 from pixelpart import data, masks, models
 from pixelpart.attacks import ATTACKS, ball
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.config import Config, MaskConfig
 from pixelpart.errors import UserError
-from pixelpart.evaluation import adaptive, evaluate, parse_attack
+from pixelpart.evaluation import adaptive
 from pixelpart.evaluation.accuracy import start_images
-from pixelpart.evaluation.asked import facts_of
+from pixelpart.evaluation.attack_spec import facts_of, parse_attack
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.pictures import Pictures
 from pixelpart.report.reading import Entry

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation import evaluate
 from pixelpart.evaluation.archive import load_archive
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.identity import describe, hash_weights
 
 CPU = torch.device("cpu")

@@ -4,13 +4,13 @@ import math
 import numpy as np
 import pytest
 
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import cache, wilson
+from pixelpart.evaluation import store
 from pixelpart.evaluation.calibration import LEVEL, World, _ways, calibrate, draw, like, simulate, split
-from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference
-from pixelpart.runfolder import atomic_write
+from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
+from pixelpart.files import atomic_write
 
 
 def method(seeds, *, n=400, skill=0.05, rho=0.9, mu=0.3):
@@ -29,9 +29,9 @@ def runs(tmp_path):
         entry = {
             "attack": "pgd20", "subject": None, "checkpoint": "best", "dataset": "shapes", "split": "test",
             "accuracy": right.mean(), "correct": int(right.sum()), "n": len(right), "eps": 8 / 255, "settings": {},
-            "seed": 0, "precision": "fp32", "fingerprint": cache.fingerprint(right), "key": f"{seed:032x}",
+            "seed": 0, "precision": "fp32", "fingerprint": store.fingerprint(right), "key": f"{seed:032x}",
         }  # fmt: skip
-        cache.add(folder, entry, right)
+        store.add(folder, entry, right)
         folders.append(folder)
     return folders
 

@@ -4,13 +4,13 @@ import json
 import numpy as np
 import pytest
 
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import cache, wilson
+from pixelpart.evaluation import store
 from pixelpart.evaluation.compare import compare, named
-from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, crossed_bootstrap, mcnemar
-from pixelpart.runfolder import atomic_write
+from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, crossed_bootstrap, mcnemar, wilson
+from pixelpart.files import atomic_write
 
 
 def flags(accuracy, seed, n=200):
@@ -32,10 +32,10 @@ def make(tmp_path):
                 "attack": attack, "subject": None, "checkpoint": "best", "dataset": "shapes", "split": "test",
                 "accuracy": right.mean(), "correct": int(right.sum()), "n": len(right), "settings": settings,
                 "eps": 8 / 255 if settings else 0.0, "seed": 0, "precision": "fp32",
-                "fingerprint": cache.fingerprint(right),
+                "fingerprint": store.fingerprint(right),
             } | changes  # fmt: skip
             key = hashlib.sha256(repr((attack, number, sorted(changes.items()))).encode()).hexdigest()[:32]
-            cache.add(folder, entry | {"key": key}, right, file)
+            store.add(folder, entry | {"key": key}, right, file)
         return folder
 
     return make

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from pixelpart import attacks, data, masks
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import evaluate
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain, heat_and_budget, high, object_share, spread
 from pixelpart.evaluation.pictures import Pictures
 

@@ -105,7 +105,7 @@ def test_neither_data_nor_networks_are_among_the_sources_of_an_attack():
     """Pixels, weights and the network's classes are in the key by themselves."""
     found = sources_of(under_searches)
     assert not [name for name in found if name.startswith(("pixelpart.data", "pixelpart.models"))]
-    assert found.keys() >= {"pixelpart.attacks.sweep", "pixelpart.attacks.fab", "pixelpart.evaluation.accuracy"}
+    assert found.keys() >= {"pixelpart.attacks.batching", "pixelpart.attacks.fab", "pixelpart.evaluation.accuracy"}
 
 
 def test_a_function_typed_at_a_prompt_has_sources_too():

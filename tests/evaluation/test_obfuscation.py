@@ -12,11 +12,11 @@ from corners import MASKED, SET, Hidden, N, backwards, trained
 from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import guards, obfuscation
+from pixelpart.evaluation import obfuscation, sanity
 from pixelpart.evaluation.behaviours import EXPECTED, SKIPPED, SUSPICIOUS
 from pixelpart.evaluation.obfuscation import check
-from pixelpart.run import Run
-from pixelpart.runfolder import atomic_write, save_checkpoint
+from pixelpart.files import atomic_write
+from pixelpart.runs import Run, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("corner_set")
 NAMES = ["one step", "black box", "unbounded", "random", "growing eps"]
@@ -85,7 +85,7 @@ def test_a_hidden_gradient_is_caught(case, honest):
     assert report.verdict == SUSPICIOUS
     assert f"verdict: suspicious: {', '.join(name for name in NAMES if name in suspicious)}" in str(report)
     if case == "random":
-        assert guards.RANDOM in report.doubts
+        assert sanity.RANDOM in report.doubts
     if case in ("saturated", "quantised"):
         assert any("gradient of the cross-entropy is zero" in doubt for doubt in report.doubts)
 

@@ -13,9 +13,10 @@ from torch import nn
 
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.errors import UserError
-from pixelpart.evaluation import evaluate, reference
+from pixelpart.evaluation import reference
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.pictures import Pictures
 from pixelpart.evaluation.reference import build, under_reference
 

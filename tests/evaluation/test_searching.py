@@ -10,9 +10,10 @@ from torch import nn
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.autoattack import autoattack
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.errors import UserError
-from pixelpart.evaluation import evaluate
+from pixelpart.evaluation import sanity
+from pixelpart.evaluation.evaluate import evaluate
 from searches import EPS, evaluated, journals, plane_truth, short
 
 pytestmark = pytest.mark.usefixtures("short_searches")
@@ -149,10 +150,9 @@ class Holes(nn.Module):
 def test_nan_in_the_middle_of_an_attack_is_an_error(net, labelled, attack, monkeypatch):
     """Not a sample that stands: it could not be attacked."""
     from pixelpart import defaults
-    from pixelpart.evaluation import guards
 
     monkeypatch.setattr(defaults, "EPS", 0.0)  # noise of the probes, and other scales, are other images too
-    monkeypatch.setattr(guards, "of_scale", lambda *_: [])
+    monkeypatch.setattr(sanity, "of_scale", lambda *_: [])
     with pytest.raises(UserError, match="the model returned NaN or infinite logits"):
         evaluate(Holes(net, labelled[0]).eval(), data=labelled, attacks=attack, eps=EPS, step_size=0.01)
 

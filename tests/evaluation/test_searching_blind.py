@@ -11,7 +11,7 @@ from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.attacks.autoattack import autoattack
 from pixelpart.attacks.square import square_search
 from pixelpart.errors import UserError
-from pixelpart.evaluation import evaluate
+from pixelpart.evaluation.evaluate import evaluate
 from searches import short
 
 AGAIN = "square-again"

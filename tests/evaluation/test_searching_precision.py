@@ -9,10 +9,11 @@ from torch import nn
 
 from pixelpart import attacks, data, models
 from pixelpart.attacks import ATTACKS
-from pixelpart.evaluation import evaluate, measuring, searching
+from pixelpart.evaluation import measuring, searching
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.pictures import Pictures
 from pixelpart.evaluation.searching import choose_search, clean_logits, trusted_view
-from pixelpart.frozen import Frozen
+from pixelpart.view.borrow import FrozenView
 from searches import CPU, EPS, plane_truth
 
 pytestmark = pytest.mark.usefixtures("short_searches")
@@ -121,7 +122,7 @@ def test_gradients_in_bf16_are_those_of_the_view_and_the_model_decides(name, mon
     wide, narrow = (evaluate(small, data=given, attacks=name, eps=0.002, search=search) for search in ("auto", "bf16"))
     half = len(seen) // 2
     assert all(model is small for model in seen[:half])
-    assert all(isinstance(model, Frozen) for model in seen[half:])
+    assert all(isinstance(model, FrozenView) for model in seen[half:])
     assert seen[-1].features(images[:1] / 255).dtype == torch.bfloat16
     assert "search" not in wide[name].entry["settings"]
     assert narrow[name].entry["settings"] == wide[name].entry["settings"] | {"search": "bf16"}

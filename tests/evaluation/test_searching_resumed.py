@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from pixelpart.cli import main
-from pixelpart.evaluation import accuracy, evaluate
+from pixelpart.cli.main import main
+from pixelpart.evaluation import accuracy
+from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.pictures import Pictures
 from pixelpart.evaluation.searching import under_searches
@@ -134,7 +135,7 @@ from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.square import square_search
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.evaluation.journal import Journal
 
 VERSIONS["standard"] = {{

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pixelpart.evaluation import accuracy, cache, guards, identity
+from pixelpart.evaluation import accuracy, identity, sanity, store
 from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS
 from pixelpart.evaluation.obfuscation import check, of_square
 from pixelpart.evaluation.pictures import Pictures
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("corner_set")
     ],
 )
 def test_square_must_not_break_what_gradients_left(left, n, broken):
-    doubts = guards.of_parts(left, n)
+    doubts = sanity.of_parts(left, n)
     assert len(doubts) == (broken > 0)
     if broken:
         assert f"broke {broken} of {n} images that the white-box parts left standing" in doubts[0]
@@ -44,9 +44,9 @@ def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, doubts=(), p
         "attack": attack, "subject": None, "checkpoint": None, "dataset": "corners", "split": "test",
         "accuracy": int(right.sum()) / len(right), "correct": int(right.sum()), "n": len(right), "eps": eps,
         "settings": {}, "seed": 0, "precision": "fp32", "doubts": list(doubts), "pixels": pixels,
-        "fingerprint": cache.fingerprint(right), "key": key, "asked": "", "probe": list(probe),
+        "fingerprint": store.fingerprint(right), "key": key, "asked": "", "probe": list(probe),
     }  # fmt: skip
-    cache.add(folder, entry, right)
+    store.add(folder, entry, right)
 
 
 def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):

@@ -8,8 +8,16 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import binomtest, norm, t
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation import wilson
-from pixelpart.evaluation.statistics import _beyond, _limit, _student, crossed_bootstrap, difference, mcnemar, paired
+from pixelpart.evaluation.statistics import (
+    _beyond,
+    _limit,
+    _student,
+    crossed_bootstrap,
+    difference,
+    mcnemar,
+    paired,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import torch
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.square import square_search
-from pixelpart.evaluation import evaluate, identity, searching
-from pixelpart.world import World
+from pixelpart.evaluation import identity, searching
+from pixelpart.evaluation.evaluate import evaluate
+from pixelpart.runtime.world import World
 
 BAD = """
 import os, signal, time

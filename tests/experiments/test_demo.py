@@ -7,9 +7,9 @@ import json
 import pytest
 
 from pixelpart import data, recipes
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 from pixelpart.experiments.demo import run_demo
-from pixelpart.progress import Screen
+from pixelpart.runtime.progress import Screen
 
 TINY = {"epochs": 2, "batch_size": 50, "holdout": 10, "probe": 16, "attack": {"steps": 1, "step_size": "8/255"}}
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pixelpart.frozen import Working
 from pixelpart.kernels import conv, conv_back
 from pixelpart.models import build
+from pixelpart.view.views import TrainingView
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not hopper, reason="its instructions are Hopper's alone")
@@ -54,7 +54,7 @@ def test_a_training_pass_through_them_is_the_same(name: str) -> None:
     x, results = torch.rand(2, 3, 32, 32), []
     for own in (False, True):
         model.load_state_dict(state)
-        network = Working(model, dtype=torch.bfloat16, own=own)
+        network = TrainingView(model, dtype=torch.bfloat16, own=own)
         calls = [str(node.target) for node in network._features.structure.graph.nodes]
         assert sum("pixelpart.conv" in call for call in calls) == (16 if own else 0)
         logits = network(x)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pixelpart import masks
 from pixelpart.errors import UserError
-from pixelpart.frozen import Folding
+from pixelpart.view.views import Folding
 
 METHODS = sorted(masks.CAMS)
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pixelpart import models
 from pixelpart.errors import UserError
-from pixelpart.frozen import Folding
 from pixelpart.models import Classifier, build, preact, resnet, wide
+from pixelpart.view.views import Folding
 
 SMALL = ["resnet18", "preactresnet18", "wrn-10-1", "tiny-cnn"]
 

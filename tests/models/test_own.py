@@ -9,7 +9,7 @@ from torch import nn
 from pixelpart import models, recipes, train
 from pixelpart.errors import UserError
 from pixelpart.models import Classifier
-from pixelpart.run import Run
+from pixelpart.runs import Run
 
 CODE = """
 import torch

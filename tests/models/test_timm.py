@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from pixelpart import masks
 from pixelpart.errors import UserError
-from pixelpart.frozen import Folding
 from pixelpart.models import wrap
+from pixelpart.view.views import Folding
 
 
 class Attention(nn.Module):

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pixelpart.errors import UserError
-from pixelpart.frozen import Folding, Working
 from pixelpart.models import build, load_state
 from pixelpart.models.vit import Attention, Deit, VisionTransformer, patch_for
+from pixelpart.view.views import Folding, TrainingView
 
 SIZES = {"width": 24, "depth": 3, "heads": 3}
 
@@ -168,7 +168,7 @@ def test_a_bf16_view_errs_no_more_than_autocast(kind: type[VisionTransformer]) -
 def test_training_in_bf16_reaches_every_weight_with_about_the_same_gradient(kind: type[VisionTransformer]) -> None:
     model, x, y = made(kind).train(), torch.rand(8, 3, 32, 32), torch.arange(8) % 5
     grads = []
-    for network in (model, Working(model, dtype=torch.bfloat16)):
+    for network in (model, TrainingView(model, dtype=torch.bfloat16)):
         model.zero_grad()
         F.cross_entropy(network(x), y).backward()
         grads.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})  # type: ignore

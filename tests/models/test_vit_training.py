@@ -11,8 +11,8 @@ from pixelpart.attacks.ball import draw_noise
 from pixelpart.config import Config
 from pixelpart.data import augment, shapes
 from pixelpart.data.loader import as_float
-from pixelpart.engine.build import Plan, build
-from pixelpart.engine.learner import Learner
+from pixelpart.engine.plan import Plan, build
+from pixelpart.engine.state import Learner
 from pixelpart.engine.step import StepInputs, class_map, look, train_step
 from pixelpart.errors import UserError
 from pixelpart.recipes import RECIPES

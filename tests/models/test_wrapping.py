@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pixelpart.errors import UserError
-from pixelpart.frozen import Folding
 from pixelpart.models import wrap
+from pixelpart.view.views import Folding
 
 
 class Net(nn.Module):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pixelpart.evaluation.cache import fingerprint, sealed
+from pixelpart.evaluation.store import fingerprint, sealed
 from pixelpart.report import write_report
 
 CHECK = {

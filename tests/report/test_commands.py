@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from pixelpart.cli.flags import Parser, add_config_flags, apply_config_flags
 from pixelpart.config import Config
-from pixelpart.flags import Parser, add_config_flags, apply_config_flags
 from pixelpart.recipes import RECIPES
 from pixelpart.report.commands import evaluate_command, shown, train_command
 from pixelpart.report.reading import Entry

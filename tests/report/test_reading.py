@@ -4,7 +4,7 @@ import math
 import numpy as np
 from safetensors.numpy import save_file
 
-from pixelpart.evaluation.cache import sealed
+from pixelpart.evaluation.store import sealed
 from pixelpart.report.reading import number, read_run, read_runs
 
 

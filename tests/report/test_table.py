@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from pixelpart import recipes
-from pixelpart.evaluation import cache, wilson
-from pixelpart.evaluation.statistics import crossed_bootstrap, mcnemar
+from pixelpart.evaluation import store
+from pixelpart.evaluation.statistics import crossed_bootstrap, mcnemar, wilson
 from pixelpart.report import write_report
 from pixelpart.report.reading import read_run, read_runs
 from pixelpart.report.table import columns, compare, finding, methods, rows
@@ -168,9 +168,9 @@ def measured(make_run, entry):
     def make(name, right, *, recipe="shapes-part", seed=0, **changes):
         folder = make_run(name, config=recipes.RECIPES[recipe](seed=seed), entries=[])
         key = name.encode().hex().ljust(32, "0")[:32]
-        figures = {"correct": int(right.sum()), "n": len(right), "key": key, "fingerprint": cache.fingerprint(right)}
+        figures = {"correct": int(right.sum()), "n": len(right), "key": key, "fingerprint": store.fingerprint(right)}
         interval = {"interval": list(wilson(int(right.sum()), len(right))), "subject": None}
-        cache.add(folder, entry(accuracy=right.mean(), **figures, **interval, **changes), right)
+        store.add(folder, entry(accuracy=right.mean(), **figures, **interval, **changes), right)
         return folder
 
     return make

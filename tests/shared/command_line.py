@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from pixelpart import data
-from pixelpart.cli import main
+from pixelpart.cli.main import main
 
 SOME = 160
 TINY = ["--batch-size", "50", "--holdout", "10", "--probe", "16", "--attack.steps", "1", "--device", "cpu"]

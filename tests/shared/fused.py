@@ -6,8 +6,8 @@ from collections import Counter
 import torch
 from torch import nn
 
-from pixelpart.frozen import Folding
 from pixelpart.models import Classifier
+from pixelpart.view.views import Folding
 
 
 class Net(Classifier):

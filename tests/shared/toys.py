@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pixelpart.attacks.batching import Sweep
 from pixelpart.attacks.search import Search
-from pixelpart.attacks.sweep import Sweep
 
 
 def nobody(x):

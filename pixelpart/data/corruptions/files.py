@@ -24,7 +24,7 @@ from pixelpart.data.corruptions.drawing import Pixels
 from pixelpart.data.corruptions.frost import frost_pictures
 from pixelpart.data.home import Root, home
 from pixelpart.errors import UserError
-from pixelpart.runfolder import atomic_write
+from pixelpart.files import atomic_write
 
 OFFICIAL, OWN = "CIFAR-10-C", "cifar-10-c-pixelpart"
 SEED = 0  # the images are a fixed set, like the official ones

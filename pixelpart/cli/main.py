@@ -1,0 +1,77 @@
+"""The command line: `pixelpart train | evaluate | check | corruptions | compare | explain | report | data | ...`.
+
+Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C, 3 where `check
+--strict` suspects the model. torch is imported only by commands that compute, once their arguments are known to be
+right.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from pixelpart import __version__
+from pixelpart.cli.bench import bench
+from pixelpart.cli.check import check
+from pixelpart.cli.compare import compare
+from pixelpart.cli.corruptions import corruptions
+from pixelpart.cli.data import data
+from pixelpart.cli.demo import demo
+from pixelpart.cli.evaluate import evaluate
+from pixelpart.cli.explain import explain
+from pixelpart.cli.report import report
+from pixelpart.cli.train import train
+from pixelpart.errors import Diverged, UserError, choose
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
+    "demo": demo,
+    "train": train,
+    "evaluate": evaluate,
+    "check": check,
+    "corruptions": corruptions,
+    "compare": compare,
+    "explain": explain,
+    "report": report,
+    "data": data,
+    "bench": bench,
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    args = list(sys.argv[1:] if args is None else args)
+    code = None
+    try:
+        with contextlib.suppress(SystemExit):  # argparse has shown a command's --help
+            code = dispatch(args)
+        print(end="", flush=True)  # now: at exit nobody could catch that the reader of our output has gone
+        return code or 0
+    except UserError as error:
+        print(f"pixelpart: {error}", file=sys.stderr)
+        return 2
+    except Diverged as error:
+        print(f"pixelpart: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"pixelpart: {error}", file=sys.stderr)
+        return 1
+
+
+def dispatch(args: list[str]) -> int | None:
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(f"pixelpart {__version__}")
+        return 0
+    return choose(COMMANDS, args[0], "command")(args[1:])
+
+
+def usage() -> str:
+    lines = "\n".join(f"  {name:<11} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items())
+    return f"usage: pixelpart COMMAND ...\n\n{lines}\n\n`pixelpart COMMAND --help` tells more."

@@ -1,0 +1,236 @@
+"""`corruptions`: how many test images a model gets right after noise, blur, weather and the like."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pixelpart.attacks.autoattack import default_slots
+from pixelpart.data import SETS
+from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
+from pixelpart.data.corruptions.files import Facts, Source, check_names, open_source
+from pixelpart.errors import UserError, choose
+from pixelpart.evaluation import accuracy, identity, sanity, store
+from pixelpart.evaluation.evaluate import machine
+from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.result import Outcome
+from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.store import Entry, FlagArray
+from pixelpart.evaluation.target import Subject, resolve
+from pixelpart.runs import Run
+from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.view.borrow import borrowed
+
+FILE = "corruptions.json"
+DRAWN = "frost is drawn by a formula, not cut from photographs: not the frost of CIFAR-10-C"
+Progress = Callable[[str, int, int, str], None]  # what is being done, how much of it is, of how much, and a note
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """`clean`, and the outcome of every corruption at every severity: `result["fog", 3].accuracy`."""
+
+    clean: Outcome = field(repr=False)
+    outcomes: dict[tuple[str, int], Outcome] = field(repr=False)
+
+    def __getitem__(self, cell: tuple[str, int]) -> Outcome:
+        return self.outcomes[cell]
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for name, _ in self.outcomes))
+
+    @property
+    def severities(self) -> list[int]:
+        return sorted({severity for _, severity in self.outcomes})
+
+    def mean(self, name: str | None = None) -> tuple[float, float, float]:
+        """Accuracy averaged over the severities of one corruption, or over all there is, with its 95 % interval."""
+        return mean_of(
+            np.stack([outcome.right for (other, _), outcome in self.outcomes.items() if name in (None, other)])
+        )
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [outcome.entry for outcome in (self.clean, *self.outcomes.values())]
+
+    def as_json(self) -> dict[str, Any]:
+        def told(name: str | None) -> dict[str, Any]:
+            mean, *interval = self.mean(name)
+            return {"accuracy": mean, "interval": interval}
+
+        return {"mean": told(None), "means": {name: told(name) for name in self.names}, "entries": self.entries}
+
+    def __str__(self) -> str:
+        """A line for each corruption, a column for each severity, means with their intervals; below them all doubts."""
+        wide = max(len(name) for name in (*self.names, "corruption"))
+        cells = "".join(f"{severity:>9}" for severity in self.severities)
+        lines = [f"{'corruption':<{wide}}{cells}{'mean':>9}"]
+        for name in self.names:
+            outcomes = [self.outcomes[name, severity] for severity in self.severities]
+            star = " *" if any(outcome.doubts for outcome in outcomes) else ""
+            row = "".join(f"{outcome.accuracy:>9.2%}" for outcome in outcomes)
+            lines.append(f"{name:<{wide}}{row}{_with_interval(*self.mean(name))}{star}")
+        blank = " " * 9 * len(self.severities)
+        low, high = self.clean.interval
+        star = " *" if any(entry["doubts"] for entry in self.entries) else ""
+        lines.append(f"{'mean':<{wide}}{blank}{_with_interval(*self.mean())}{star}")
+        lines.append(f"{'clean':<{wide}}{blank}{_with_interval(self.clean.accuracy, low, high)}")
+        lines.append(f"n = {self.clean.n}, corrupted images: {self.entries[-1]['settings']['source']}")
+        doubts = dict.fromkeys(doubt for entry in self.entries for doubt in entry["doubts"])
+        return "\n".join([*lines, *(f"* {doubt}" for doubt in doubts)])
+
+
+def corruptions(
+    subject: Run | str | Path | nn.Module,
+    *,
+    severities: Iterable[int] = SEVERITIES,
+    names: str | Iterable[str] | None = None,
+    images: int | None = None,
+    folder: str | Path | None = None,
+    frost: str | Path | None = None,
+    checkpoint: str = "best",
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    data: str | tuple[Tensor, Tensor] | None = None,
+    root: str | Path | None = None,
+    out: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Progress = lambda what, done, total, note: None,
+) -> Corrupted:
+    """The accuracy of a model on test images corrupted in 19 ways at 5 severities (Hendrycks and Dietterich 2019).
+
+    `subject`, `images`, `checkpoint`, `data`, `root` and `out` are as in `evaluate`. The images come from .npy files in
+    `folder`, or in CIFAR-10-C in the data root; else they are made, with the pictures of frost in the folder `frost` or
+    those of the package imagecorruptions if it is installed, else with drawn frost. Every outcome is kept as it comes
+    in corruptions.json, and reused for the same model and images.
+    """
+    wanted = list(dict.fromkeys(severities))
+    chosen = parse_names(names)
+    for severity in wanted:
+        if not isinstance(severity, int) or severity not in SEVERITIES:
+            raise UserError(f"unknown severity {severity!r}; choose from {', '.join(map(str, SEVERITIES))}")
+    if not wanted:
+        raise UserError(f"no severities named; choose from {', '.join(map(str, SEVERITIES))}")
+    for what, count in (("images", images), ("batch_size", batch_size)):
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UserError(f"{what} {count!r} is not a whole number above 0")
+    them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    source = _source(them, chosen, root=root, folder=folder, frost=frost, say=say)
+    batch_size = batch_size or default_slots(them.pictures.device)
+    with ieee_fp32(them.pictures.device), borrowed(them.model) as model:
+        desk = Desk(model, them, source, batch_size, progress, total=1 + len(chosen) * len(wanted))
+        clean = desk.settle("clean", 0)
+        cells = [(name, severity) for name in chosen for severity in sorted(wanted)]
+        outcomes = {(source.name(name), severity): desk.settle(name, severity) for name, severity in cells}
+    return Corrupted(clean, outcomes)
+
+
+def mean_of(flags: FlagArray) -> tuple[float, float, float]:
+    """The mean of flags (versions, n) and both ends of its 95 % interval.
+
+    mean ± z s / sqrt(n), s the deviation between images of the share in which each is right: the versions of one image
+    are not independent, so they count as one.
+    """
+    shares = flags.mean(0)
+    n = len(shares)
+    half = NormalDist().inv_cdf(0.975) * float(shares.std(ddof=1)) / math.sqrt(n) if n > 1 else 1.0
+    mean = float(shares.mean())
+    return mean, max(0.0, mean - half), min(1.0, mean + half)
+
+
+def parse_names(names: str | Iterable[str] | None) -> list[str]:
+    """Corruptions by their names, in the order of the table; all if None."""
+    if names is None:
+        return list(CORRUPTIONS)
+    asked = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    for name in asked:
+        choose(CORRUPTIONS, name, "corruption")
+    if not asked:
+        raise UserError(f"no corruptions named; choose from {', '.join(CORRUPTIONS)}")
+    return [name for name in CORRUPTIONS if name in asked]
+
+
+def _source(them: Subject, names: list[str], **settings: Any) -> Source:
+    dataset = them.tags["dataset"]
+    x, y = them.pictures.images, them.pictures.labels
+    whole = dataset in SETS and len(x) == SETS[dataset].counts["test"]
+    source = open_source(x, y, whole=whole, dataset=dataset, **settings)
+    check_names(source, names)
+    return source
+
+
+class Desk:
+    """One model and one source of images; `settle` answers a cell of the table, from what is kept if it can."""
+
+    def __init__(
+        self, model: nn.Module, them: Subject, source: Source, batch_size: int, progress: Progress, *, total: int
+    ) -> None:
+        self.model, self.them, self.source, self.batch_size, self.tell = model, them, source, batch_size, progress
+        self.entries = store.read_entries(them.folder, FILE) if them.folder else []
+        self.probe = identity.signature(accuracy.check_model(model, them.pictures, probes=identity.PROBES))
+        weights, kind = identity.hash_weights(model), identity.describe(model)
+        self.about = {"weights": weights, "model": kind, "pixels": identity.hash_pixels(them.pictures)}
+        self.code = [identity.source_of(accuracy), identity.sources_of(borrowed)]
+        self.doubts: list[str] | None = None
+        self.done, self.total = 0, total * len(them.pictures)
+
+    def settle(self, name: str, severity: int) -> Outcome:
+        """The outcome of one corruption at one severity, or of the images as they are at 0."""
+        facts = self.source.facts(name, severity) if severity else {"source": "clean"}
+        asked = identity.digest([self.about, facts, self.code])
+        folder = self.them.folder
+        found = store.find(folder, self.entries, asked=asked, probe=self.probe) if folder else None
+        if found:
+            kept = [doubt for doubt in found[0]["doubts"] if doubt != sanity.TRAIN_MODE]
+            entry = store.sealed(found[0] | self.them.tags | {"doubts": [*self.them.doubts, *kept]})
+            if entry != found[0] and folder:  # best and last may be one model
+                store.add(folder, entry, found[1], FILE)
+            outcome = Outcome(entry, found[1], reused=True)
+        else:
+            outcome = self._measure(name, severity, facts, asked)
+        self.done += outcome.n
+        self.tell("classifying", self.done, self.total, f"{outcome.entry['attack']} {outcome.accuracy:.2%}")
+        return outcome
+
+    def _measure(self, name: str, severity: int, facts: Facts, asked: str) -> Outcome:
+        began, pictures = time.perf_counter(), self.them.pictures
+        if severity:
+            x = self.source.images(name, severity, lambda what, done, total: self.tell("corrupting", done, total, what))
+            pictures = Pictures(x, pictures.labels, pictures.device)
+        right = accuracy.natural(self.model, pictures, batch_size=self.batch_size, report=self._report).numpy()
+        return self._record(name, severity, facts, asked, right, time.perf_counter() - began)
+
+    def _report(self, settled: int, right: int) -> None:
+        self.tell("classifying", self.done + settled, self.total, "")
+
+    def _record(self, name: str, severity: int, facts: Facts, asked: str, right: FlagArray, seconds: float) -> Outcome:
+        if self.doubts is None:
+            self.doubts = [*self.them.doubts, *sanity.of_model(self.model, self.them.pictures)]
+        called = self.source.name(name) if severity else name
+        correct, n, folder = int(right.sum()), len(right), self.them.folder
+        key = identity.digest([asked, self.probe])[:32]
+        settings = {"corruption": called, "severity": severity, "source": facts["source"]}
+        entry = store.sealed({
+            "attack": f"{called}-{severity}" if severity else called, **self.them.tags, "accuracy": correct / n,
+            "interval": list(wilson(correct, n)), "correct": correct, "n": n, "eps": 0.0, "settings": settings,
+            "seed": facts.get("seed", 0), "precision": "fp32",
+            "doubts": [*self.doubts, *([DRAWN] if called == "frost-drawn" else [])], "seconds": round(seconds, 3),
+            "machine": machine(self.them.pictures.device), "flags": f"eval/{key}.npy" if folder else None,
+            "fingerprint": store.fingerprint(right), "key": key, "asked": asked, "probe": self.probe,
+            "pixels": identity.digest([self.about["pixels"], facts]),
+        })  # fmt: skip
+        if folder:
+            store.add(folder, entry, right, FILE)
+        return Outcome(entry, right, reused=False)
+
+
+def _with_interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:>9.2%}  [{low:.2%}, {high:.2%}]"

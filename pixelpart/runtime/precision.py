@@ -1,0 +1,39 @@
+"""IEEE fp32, whatever the caller has set: what a verdict is given in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pixelpart.runtime.device import current
+
+PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+
+
+@contextmanager
+def ieee_fp32(device: torch.device | str = "cpu") -> Iterator[None]:
+    """Switches TF32, bf16 products and autocast off on the device, which is the current one; then all is as before."""
+    backends: Any = torch.backends
+    kernels = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    kernels += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+    before = [kernel.fp32_precision for kernel in kernels]
+    # torch refuses to read the older pair of switches where they disagree with the newer ones, so both are set
+    try:
+        older = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    except RuntimeError:
+        older = None
+    try:
+        if older is not None:
+            torch.set_float32_matmul_precision("highest")
+            backends.cudnn.allow_tf32 = False
+        for kernel in kernels:
+            kernel.fp32_precision = "ieee"
+        with current(device), torch.autocast(torch.device(device).type, enabled=False):
+            yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older[0])
+            backends.cudnn.allow_tf32 = older[1]
+        for kernel, value in zip(kernels, before, strict=True):
+            kernel.fp32_precision = value

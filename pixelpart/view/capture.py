@@ -1,0 +1,66 @@
+"""CUDA graphs: work whose kernels are launched once and then replayed, so that the host is out of the way.
+
+A replay runs the same kernels on the same addresses: what changes is copied into buffers beforehand, and results lie
+where they lay the last time.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+WARM_UPS = 3
+
+
+def record(
+    work: Callable[[], T], *, pool: Any = None, between: Callable[[], object] = lambda: None
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """The graph of the work, and what the work returns: tensors that a replay fills.
+
+    Before that it runs a few times, so that libraries choose their kernels; `between` follows these.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    between()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = work()
+    return graph, result
+
+
+class Replayed:
+    """A function of tensors, replayed from a graph for all shapes it meets; the next call overwrites its result."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Any, list[Tensor]]] = {}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
+        if shapes not in self._graphs:
+            buffers = [tensor.clone() for tensor in inputs]
+            self._graphs[shapes] = (*record(lambda: self.function(*buffers)), buffers)
+        graph, result, buffers = self._graphs[shapes]
+        for buffer, value in zip(buffers, inputs, strict=True):
+            buffer.copy_(value)
+        graph.replay()
+        return result
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled, whole, for the shapes it meets.
+
+    torch keeps only so many compiled versions of one code object, over all runs of a process: each caller gets its own.
+    """
+    assert isinstance(function, FunctionType)
+    code, closure = function.__code__.replace(), function.__closure__
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return torch.compile(own, dynamic=False, fullgraph=True)

@@ -1,0 +1,175 @@
+"""The driver on a search whose outcomes are written down beforehand: who runs when, and what is judged."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelpart.attacks.batching import Sweep
+from pixelpart.attacks.search import Search
+from toys import Toy, nobody, tries_of
+
+# -- a few samples by hand
+
+
+def test_a_sample_runs_until_it_is_broken_and_no_further():
+    toy = Toy(5, found={(0, 0): [2], (1, 1): [4]}, real={(0, 0): [2], (1, 1): [4]})
+    assert toy(tries_of(3, 2), slots=3) == {0, 1}
+    assert toy.took == {(0, 0): 2, (1, 0): 5, (2, 0): 5, (1, 1): 4, (2, 1): 5}
+    assert toy.settled == [((0, 0), True), ((1, 0), False), ((2, 0), False), ((1, 1), True), ((2, 1), False)]
+
+
+def test_the_place_of_a_broken_sample_is_taken_at_once_in_the_order_of_the_tries():
+    toy = Toy(3, found={(0, 0): [1]}, real={(0, 0): [1]})
+    toy(tries_of(4, 1), slots=2)
+    assert toy.rows == [
+        [(0, 0), (1, 0)],
+        [(1, 0), (2, 0)],
+        [(1, 0), (2, 0)],
+        [(2, 0), (3, 0)],
+        [(3, 0)],
+        [(3, 0)],
+    ]
+    assert toy.begun == [[(0, 0), (1, 0)], [(2, 0)], [(3, 0)]]
+
+
+def test_tries_of_one_sample_may_run_at_the_same_time_and_all_end_when_one_breaks_it():
+    toy = Toy(6, found={(0, 1): [2]}, real={(0, 1): [2]})
+    assert toy([(0, 0), (0, 1), (0, 2), (1, 0)], slots=4) == {0}
+    assert toy.took == {(0, 0): 2, (0, 1): 2, (0, 2): 2, (1, 0): 6}
+    assert toy.settled == [((0, 1), True), ((1, 0), False)]  # the other two came to no end
+
+
+def test_two_tries_that_break_a_sample_in_the_same_step_are_both_settled():
+    toy = Toy(3, found={(0, 0): [1], (0, 1): [1]}, real={(0, 0): [1], (0, 1): [1]})
+    assert toy(tries_of(1, 2), slots=2) == {0}
+    assert toy.settled == [((0, 0), True), ((0, 1), True)]
+
+
+def test_what_the_model_does_not_confirm_goes_on_and_may_be_confirmed_later():
+    toy = Toy(6, found={(0, 0): [1, 3, 5], (1, 0): [2]}, real={(0, 0): [5]})
+    assert toy(tries_of(2, 1), slots=2) == {0}
+    assert toy.took == {(0, 0): 5, (1, 0): 6}
+    assert toy.judged == [((0, 0), 1), ((1, 0), 2), ((0, 0), 3), ((0, 0), 5), ((1, 0), 2)]
+    assert toy.settled == [((0, 0), True), ((1, 0), False)]
+
+
+def test_the_last_image_of_a_try_is_judged_though_the_searched_model_saw_no_error():
+    toy = Toy(4, real={(1, 0): [0]})  # x_adv as it began
+    assert toy(tries_of(2, 1), slots=2) == {1}
+    assert toy.judged == [((0, 0), 0), ((1, 0), 0)]
+    assert toy.settled == [((0, 0), False), ((1, 0), True)]
+
+
+def test_an_error_at_the_very_last_step_counts():
+    toy = Toy(4, found={(0, 0): [4]}, real={(0, 0): [4]})
+    assert toy(tries_of(1, 1), slots=1) == {0}
+    assert toy.took == {(0, 0): 4}
+    assert toy.settled == [((0, 0), True)]
+
+
+def test_nothing_to_try_asks_nobody():
+    toy = Toy(4)
+    assert toy([], slots=8) == set()
+    assert (toy.begun, toy.rows, toy.settled) == ([], [], [])
+
+
+@pytest.mark.parametrize(("tries", "slots", "rows"), [(10, 4, 4), (9, 8, 5), (8, 8, 8), (17, 8, 6), (3, 8, 3)])
+def test_the_rows_are_as_many_in_the_last_turn_as_in_the_others(tries, slots, rows):
+    toy = Toy(1)
+    toy(tries_of(tries, 1), slots=slots)
+    turns = [len(batch) for batch in toy.rows]
+    assert turns[0] == max(turns) == rows
+    assert len(turns) == -(-tries // slots)
+
+
+def test_it_may_be_stopped_from_settle_and_nothing_settled_is_lost():
+    toy, kept = Toy(3), []
+
+    def settle(one, broken):
+        kept.append(one)
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+
+    search = Search(lambda *_: {}, toy.advance, steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        Sweep(search, nobody, toy.begin, toy.confirm, 2)(tries_of(5, 1), settle)
+    assert kept == [(0, 0), (1, 0), (2, 0)]
+
+
+# -- any outcomes
+
+
+@st.composite
+def worlds(draw):
+    steps, samples, numbers = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    tries = tries_of(samples, numbers)
+    some_steps = st.lists(st.integers(1, steps), max_size=3)
+    found = {one: draw(some_steps) for one in draw(st.lists(st.sampled_from(tries), max_size=8))}
+    real = {one: [step for step in found[one] if draw(st.booleans())] for one in found}
+    for one in draw(st.lists(st.sampled_from(tries), max_size=2)):
+        real.setdefault(one, []).append(0)
+    return steps, tries, found, real
+
+
+def shown(one, steps, found):
+    """All that is judged of a try which runs to its end: what it finds, and what it has at the end."""
+    finds = set(found.get(one, ()))
+    return finds | {max(finds, default=0)}
+
+
+@settings(max_examples=50)
+@given(worlds(), st.integers(1, 30))
+def test_every_sample_gets_all_its_tries_until_one_breaks_it_whatever_the_slots(world, slots):
+    steps, tries, found, real = world
+    toy = Toy(steps, found, real)
+    broken = toy(tries, slots=slots)
+    breaking = {one for one in tries if shown(one, steps, found) & set(real.get(one, ()))}
+    assert broken == {sample for sample, _ in breaking}
+    # who is settled, and how
+    settled = dict(toy.settled)
+    assert len(settled) == len(toy.settled)
+    assert all(was == (one in breaking) for one, was in toy.settled)
+    assert {one for one in tries if one[0] not in broken} <= settled.keys()
+    assert {sample for (sample, _), was in toy.settled if was} == broken
+    # steps taken
+    assert all(toy.took[one] == steps for one, was in toy.settled if not was)
+    assert all(count <= steps for count in toy.took.values())
+    # one after the other, each once, in order
+    begun = [one for some in toy.begun for one in some]
+    assert begun == [one for one in tries if one in set(begun)]
+    assert len(set(begun)) == len(begun)
+
+
+@settings(max_examples=50)
+@given(worlds(), st.integers(1, 30))
+def test_a_batch_is_full_as_long_as_there_is_work_and_holds_no_sample_that_is_broken(world, slots):
+    """Replays what was noted: who was broken when a batch ran, and who still waited."""
+    steps, tries, found, real = world
+    toy = Toy(steps, found, real)
+    events = []
+    advance, begin = toy.advance, toy.begin
+    toy.advance = lambda net, state: events.append("step") or advance(net, state)
+    toy.begin = lambda some: events.append(list(some)) or begin(some)
+    search = Search(lambda *_: {}, toy.advance, steps=steps)
+    Sweep(search, nobody, toy.begin, toy.confirm, slots)(tries, lambda one, broken: events.append((one, broken)))
+    batches, begun, broken = iter(toy.rows), set(), set()
+    most = max(map(len, toy.rows))
+    assert most <= slots
+    for event in events:
+        if event == "step":
+            batch = next(batches)
+            waiting = [one for one in tries if one not in begun and one[0] not in broken]
+            assert len(batch) == most or not waiting
+            assert not {sample for sample, _ in batch} & broken
+        elif isinstance(event, list):
+            begun |= set(event)
+            assert not {sample for sample, _ in event} & broken
+        elif event[1]:
+            broken.add(event[0][0])
+
+
+@settings(max_examples=30)
+@given(worlds(), st.integers(1, 30), st.integers(1, 30))
+def test_outcomes_do_not_depend_on_the_slots(world, one, other):
+    steps, tries, found, real = world
+    assert Toy(steps, found, real)(tries, slots=one) == Toy(steps, found, real)(tries, slots=other)

@@ -1,0 +1,230 @@
+"""What can be named: a run folder, a checkpoint on its own, an archive, a function; and where results go."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pixelpart import models
+from pixelpart.config import Config
+from pixelpart.errors import UserError
+from pixelpart.evaluation.evaluate import evaluate
+from pixelpart.runs import Run, save_checkpoint
+
+FEW = {"attacks": ["natural", "pgd1"], "images": 8, "eps": 2 / 255}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Writes an untrained checkpoint of tiny-cnn that stands alone."""
+
+    def write(name="alone.safetensors", *, of=None, **settings):
+        config = Config(**{"dataset": "shapes", "model": "tiny-cnn"} | settings)
+        facts = {"epoch": 3, "config": of or config.hash(), "settings": config.model_dump(mode="json")}
+        state = {}
+        for seed, prefix in ((1, "model."), *(((2, "average."),) if config.ema else ())):
+            model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(seed))
+            state |= {prefix + key: value for key, value in model.state_dict().items()}
+        save_checkpoint(tmp_path / name, state, facts)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module in the working folder with a function that makes a model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "subject_models.py").write_text(
+        "import pixelpart as pp\ndef small():\n    return pp.models.build('tiny-cnn').eval()\n"
+    )
+    yield "subject_models:small"
+    sys.modules.pop("subject_models", None)
+
+
+# -- a checkpoint outside its folder
+
+
+def test_a_checkpoint_stands_alone(checkpoint, run):
+    alone = checkpoint()  # the weights of the run's best
+    mine, theirs = evaluate(alone, **FEW), evaluate(run, **FEW)
+    assert all(np.array_equal(mine.flags[name], theirs.flags[name]) for name in mine)
+    about = {"subject": str(alone), "checkpoint": None, "epoch": 3, "weights": "raw", "dataset": "shapes"}
+    assert mine.entries[0].items() >= about.items()
+    assert mine.entries[0]["flags"] is None
+
+
+def test_the_average_counts_where_there_is_one(checkpoint):
+    result = evaluate(str(checkpoint(ema=0.9)), attacks="natural", images=8)
+    assert result.entries[0]["weights"] == "averaged"
+    second = models.build("tiny-cnn", generator=torch.Generator().manual_seed(2))
+    again = evaluate(second.eval(), data="shapes", attacks="natural", images=8)
+    assert np.array_equal(result.flags["natural"], again.flags["natural"])
+
+
+def test_the_normalisation_of_its_run_is_part_of_it(checkpoint):
+    plain, scaled = (evaluate(checkpoint(normalize=flag), **FEW) for flag in (False, True))
+    assert plain.entries[0]["probe"] != scaled.entries[0]["probe"]
+
+
+def test_a_checkpoint_without_its_config_asks_for_its_folder(run):
+    with pytest.raises(UserError, match=r"best\.safetensors does not carry the config .*; give the run folder instead"):
+        evaluate(run.folder.checkpoint("best"))
+
+
+def test_a_checkpoint_is_refused_where_its_parts_do_not_fit(checkpoint, tmp_path):
+    with pytest.raises(UserError, match="belongs to another model"):
+        evaluate(checkpoint(model="wrn-10-1"))
+    with pytest.raises(UserError, match="belongs to another run"):
+        evaluate(checkpoint(of="1234"))
+    with pytest.raises(UserError, match="unknown model 'own'"):
+        evaluate(checkpoint(model="own"))
+    path = checkpoint()
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match="truncated"):
+        evaluate(path)
+    with pytest.raises(UserError, match="no checkpoint at"):
+        evaluate(tmp_path / "nothing.safetensors")
+
+
+def test_a_function_named_in_a_file_is_never_called(checkpoint, own, run):
+    with pytest.raises(UserError, match="is code, which no file may have run"):
+        evaluate(checkpoint(model=own))
+    with pytest.raises(UserError, match="is code, which no file may have run"):
+        evaluate(checkpoint(dataset=own))
+    config = run.dir / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model": own}))
+    with pytest.raises(UserError, match="is code, which no file may have run"):
+        evaluate(Run(run.dir))
+    assert "subject_models" not in sys.modules
+
+
+# -- a function
+
+
+def test_a_function_is_evaluated_like_its_model(own):
+    result = evaluate(own, data="shapes", **FEW)
+    expected = evaluate(models.build("tiny-cnn").eval(), data="shapes", **FEW)
+    assert all(np.array_equal(result.flags[name], expected.flags[name]) for name in result)
+    assert result.entries[0]["subject"] == own
+    assert result["natural"].doubts == []
+
+
+def test_the_mode_a_function_leaves_its_model_in_is_told(own, tmp_path):
+    (tmp_path / "subject_models.py").write_text(
+        "import pixelpart as pp\ndef small(): return pp.models.build('tiny-cnn')"
+    )
+    assert "train mode" in evaluate(own, data="shapes", **FEW)["natural"].doubts[0]
+
+
+def test_without_images_nothing_is_imported(own, tmp_path):
+    for name in (own, str(tmp_path / "nothing.pt2")):
+        with pytest.raises(UserError, match=r"brings no test images; .* one of cifar10, .*tinyimagenet, or"):
+            evaluate(name)
+    assert "subject_models" not in sys.modules
+
+
+def test_half_precision_weights_of_a_function_are_refused(own, tmp_path):
+    text = (tmp_path / "subject_models.py").read_text()
+    (tmp_path / "subject_models.py").write_text(text.replace(".eval()", ".half()"))
+    with pytest.raises(UserError, match="weights are float16"):
+        evaluate(own, data="shapes")
+
+
+def test_a_path_is_never_a_function(own, tmp_path):
+    with pytest.raises(UserError, match="there is nothing of that name"):
+        evaluate(tmp_path / "a:b", data="shapes")
+    (tmp_path / "subject_models:small").write_text("")
+    with pytest.raises(UserError, match="a file of another kind"):
+        evaluate(own, data="shapes")
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.ckpt", "model.pkl", "pytorch_model.bin"])
+def test_a_pickle_is_not_opened(name, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "sprung"), "w")
+
+    torch.save(Trap(), tmp_path / name)
+    with pytest.raises(UserError, match="a pickle runs whatever code lies in it; load it in a function of your own"):
+        evaluate(tmp_path / name, data="shapes")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["nothing", "runs/nothing", "model.onnx", "nothing.pt"])
+def test_what_is_not_there_is_told_with_the_choices(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=f"{name} is not a run folder: there is nothing of that name; give a run folder, "
+    ):
+        evaluate(name)
+
+
+def test_a_file_of_another_kind_is_told_with_the_choices(run):
+    with pytest.raises(UserError, match=r"config\.json is a file of another kind; give .* or module:function"):
+        evaluate(run.dir / "config.json")
+
+
+def test_a_checkpoint_is_asked_of_runs_alone(checkpoint, plane, pair):
+    for subject in (checkpoint(), plane, "a:b"):
+        with pytest.raises(UserError, match="checkpoint 'last' is asked of runs alone"):
+            evaluate(subject, checkpoint="last", data=pair)
+
+
+# -- where results go
+
+
+def test_results_of_a_name_are_kept_where_out_says_and_reused(own, checkpoint, tmp_path):
+    for subject in (own, str(checkpoint())):
+        first, second = (evaluate(subject, data="shapes", out=tmp_path / "kept", **FEW) for _ in range(2))
+        assert not any(first[name].reused for name in first)
+        assert all(second[name].reused for name in second)
+    entries = json.loads((tmp_path / "kept" / "eval.json").read_text())["entries"]
+    assert [entry["subject"] for entry in entries] == [own, own, *[str(checkpoint())] * 2]
+
+
+def test_without_out_nothing_is_left_behind(own, tmp_path):
+    evaluate(own, data="shapes", **FEW)
+    assert {path.name for path in tmp_path.iterdir()} <= {"subject_models.py", "__pycache__"}
+
+
+def test_runs_in_one_folder_do_not_push_each_other_out(run, tmp_path):
+    other = Run(shutil.copytree(run.dir, tmp_path / "other"))
+    shutil.copy(other.folder.checkpoint("last"), other.folder.checkpoint("best"))
+    for one in (run, other):
+        evaluate(one, out=tmp_path / "both", **FEW)
+    entries = json.loads((tmp_path / "both" / "eval.json").read_text())["entries"]
+    assert [entry["subject"] for entry in entries] == [str(run.dir)] * 2 + [str(other.dir)] * 2
+    assert not (run.dir / "eval.json").exists()
+
+
+def test_a_run_folder_keeps_its_own_results_alone(run, plane, pair, tmp_path):
+    other = shutil.copytree(run.dir, tmp_path / "other")
+    for subject, data in ((plane, pair), (Run(other), None)):
+        with pytest.raises(UserError, match="is a run folder and keeps that run's results alone; choose another out"):
+            evaluate(subject, data=data, out=run.dir)
+    result = evaluate(run, out=str(run.dir), attacks="natural", images=4)
+    assert result.entries[0]["subject"] is None
+    assert (run.dir / "eval.json").exists()
+
+
+def test_out_that_is_a_file_is_told_before_the_work(plane, pair, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file: it is not a folder"):
+        evaluate(plane, data=pair, out=tmp_path / "file", progress=pytest.fail)
+
+
+def test_a_model_may_fail_in_any_way_of_its_own(pair):
+    class Fails(nn.Module):
+        def forward(self, x):
+            assert x.shape[2] == 7, "seven rows"
+
+    with pytest.raises(UserError, match=r"the model fails on images of shape \(8, 3, 6, 6\): seven rows"):
+        evaluate(Fails(), data=pair)
