@@ -133,7 +133,7 @@ def attack(case: str, engine: str, seed: int, start: int, stop: int, folder: Pat
     return {
         "natural": result["natural"].right.tolist(),
         "right": result["autoattack"].right.tolist(),
-        "doubts": result["autoattack"].doubts,
+        "warnings": result["autoattack"].warnings,
         "seconds": time.perf_counter() - wall,
         "cpu_seconds": time.process_time() - cpu,
     }
@@ -171,7 +171,9 @@ def compare(done: dict[tuple[Any, ...], dict[str, Any]], runs: list[tuple[str, i
         "own alone stands": [[int((flags[own] & ~flags[other]).sum()) for other in theirs] for own in ours],
         "reference alone stands": [[int((flags[other] & ~flags[own]).sum()) for other in theirs] for own in ours],
         "cpu_seconds": {"own": [cost[run] for run in ours], "reference": [cost[run] for run in theirs]},
-        "doubts": sorted({doubt for run in ours for start in whole for doubt in done[case, run, start]["doubts"]}),
+        "warnings": sorted(
+            {warning for run in ours for start in whole for warning in done[case, run, start]["warnings"]}
+        ),
         "chunks": whole,
         "flags": {f"{engine} {seed}": [int(flag) for flag in flags[engine, seed]] for engine, seed in runs},
     }

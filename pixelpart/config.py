@@ -28,8 +28,16 @@ from pixelpart.errors import UserError
 
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
-ADDED = {  # came later: unused, they leave a run's hash as it was
+
+# what `evaluate` does by default
+DEFAULT_ATTACKS = ("natural", "pgd20")
+DEFAULT_EPS = 8 / 255
+DEFAULT_STEP_SIZE = 2 / 255
+DEFAULT_SEED = 0
+
+ADDED = {  # fields added later: at these values they leave a run's hash as it was
     "size": 0,
+    "skip_bad": False,
     "num_classes": 0,
     "classes": [],
     "eps_ramp": 0,
@@ -153,6 +161,8 @@ class Config(Part):
     """shapes, cifar10, cifar100, svhn, tinyimagenet, folder:PATH@SIZE or module:function"""
     size: int = Field(0, ge=0)
     """pixels a side of folder:PATH; 0: as the set has it"""
+    skip_bad: bool = False
+    """folder:PATH and tinyimagenet: leave out files that cannot be read"""
     num_classes: int = Field(0, ge=0)
     """classes of a set of your own, filled in when training starts; 0: as many as the set has"""
     classes: tuple[str, ...] = ()

@@ -222,7 +222,7 @@ def build_model(config: Config) -> Classifier:
     if known is None and config.num_classes and config.size:  # a set of the user's own, which need not be at hand
         num_classes, size, mean, std = config.num_classes, config.size, data.folder.MEAN, data.folder.STD
     else:
-        dataset = known or data.find(config.dataset)
+        dataset = known or data.of_config(config)
         num_classes, size, mean, std = dataset.num_classes, dataset.size, dataset.mean, dataset.std
     scaling: dict[str, Any] = {"mean": mean, "std": std} if config.normalize else {}
     return models.build(

@@ -18,7 +18,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.runtime.precision import PRECISIONS, ieee_fp32
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 from pixelpart.view.borrow import borrowed
-from pixelpart.view.views import search_view
+from pixelpart.view.check import PROBES, agrees, view_for_search
 
 SEARCHES: dict[str, Search] = {
     "apgd-ce": apgd_search(),
@@ -55,8 +55,6 @@ VERSIONS: dict[str, dict[str, Search]] = {
     | LAST,
 }
 
-PROBES = 64  # images on which a view has to agree with the model, to be searched through
-AGREEMENT, ROUNDING = 0.1, 1e-3  # of the logits' spread: how far it may be off, in bf16 and in fp32
 Take = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers to images, labels and budgets
 
 
@@ -141,21 +139,6 @@ def hunt(
 def suited(parts: Mapping[str, Search], classes: int) -> dict[str, Search]:
     """The searches that can be made with so many classes."""
     return {name: part for name, part in parts.items() if part.fewest <= classes}
-
-
-def view_for_search(model: Model, dtype: torch.dtype | None, device: torch.device) -> Model:
-    """The model as a search goes through it: folded if its structure can be read, else as it is, in fp32."""
-    fuse = dtype is not None and device.type == "cuda"
-    return search_view(model, dtype=dtype, fuse=fuse) or model
-
-
-def agrees(view: Model, x: Images, expected: Logits, dtype: torch.dtype | None) -> bool:
-    """Whether a view of a model says of some images what is expected of them, to rounding in its type."""
-    try:
-        apart = (view(x) - expected).abs().max() / expected.std().clamp_min(1e-12)
-    except RuntimeError:  # the model's own operations, in another type than they were written for
-        return False
-    return bool(apart <= (AGREEMENT if dtype else ROUNDING))
 
 
 def is_right(logits: Logits, y: Labels) -> Flags:

@@ -13,7 +13,7 @@ from pixelpart.evaluation.accuracy import natural
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.evaluation.searching import choose_search, under_searches
-from pixelpart.evaluation.target import resolve
+from pixelpart.evaluation.target import load_target
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import Flags
 from pixelpart.view.borrow import borrowed
@@ -36,7 +36,7 @@ def bench_autoattack(
     The reference searches as torch is set up (on a GPU its convolutions are TF32), ours as `evaluate` does; for both
     IEEE fp32 decides.
     """
-    them = resolve(run, images=images, device=device, root=root)
+    them = load_target(run, images=images, device=device, root=root)
     pictures, place = them.pictures, them.pictures.device
     search, slots = choose_search(search, place), batch_size or default_slots(place)
     report = Report("autoattack", {"run": str(run), "images": len(pictures), "search": search}, machine(place))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pixelpart import defaults
-from pixelpart.config import parse_fraction, write_fraction
+from pixelpart.config import DEFAULT_EPS, DEFAULT_STEP_SIZE, parse_fraction, write_fraction
 
 
 def add_model(parser: Any) -> None:
@@ -42,7 +41,7 @@ def use_network(found: argparse.Namespace) -> None:
 
 def add_eps_and_step_size(parser: Any, *, eps: str, step_size: str) -> None:
     """--eps and --step-size; the texts say what they are of."""
-    for flag, default, text in (("--eps", defaults.EPS, eps), ("--step-size", defaults.STEP_SIZE, step_size)):
+    for flag, default, text in (("--eps", DEFAULT_EPS, eps), ("--step-size", DEFAULT_STEP_SIZE, step_size)):
         parser.add_argument(flag, type=fraction, default=default, help=f"{text} (here: {write_fraction(default)})")
 
 

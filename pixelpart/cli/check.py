@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from pixelpart import defaults
 from pixelpart.cli.arguments import (
     add_batch_size,
     add_checkpoint,
@@ -15,6 +14,7 @@ from pixelpart.cli.arguments import (
     use_network,
 )
 from pixelpart.cli.flags import Parser
+from pixelpart.config import DEFAULT_SEED
 from pixelpart.runtime.progress import Screen
 
 STRICT = 3  # exit code of a suspicious model; 1 is a fault and 2 a mistake
@@ -35,7 +35,7 @@ def check(args: list[str]) -> int:
     add_checkpoint(parser)
     add_eps_and_step_size(parser, eps="the smallest ball", step_size="length of a step in that ball; it grows with eps")
     parser.add_argument("--images", type=positive, help="the first so many test images (here: 1000)")
-    parser.add_argument("--seed", type=int, default=defaults.SEED, help="seed of random starts and points")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of random starts and points")
     add_batch_size(parser, type=positive)
     parser.add_argument("--strict", action="store_true", help=f"exit with {STRICT} if the verdict is suspicious")
     add_running(parser, json="the content of check.json on stdout")

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 
-from pixelpart import defaults
 from pixelpart.cli.arguments import (
     add_batch_size,
     add_checkpoint,
@@ -16,6 +15,7 @@ from pixelpart.cli.arguments import (
     use_network,
 )
 from pixelpart.cli.flags import Parser
+from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_SEED
 from pixelpart.dataname import with_options
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
@@ -40,7 +40,7 @@ def evaluate(args: list[str]) -> int:
     add_out(parser)
     parser.add_argument(
         "--attacks",
-        default=",".join(defaults.ATTACKS),
+        default=",".join(DEFAULT_ATTACKS),
         help="comma-separated: natural; an attack with its steps, and restarts if more than one, such as pgd20, "
         "pgd20x5, mma20, or, knowing how PART trains, adaptive-pgd20, adaptive-mma20, adaptive-in20; autoattack, "
         "autoattack-plus; or a part of these: apgd-ce, apgd-dlr, apgd-t, fab, fab-t, "
@@ -50,7 +50,7 @@ def evaluate(args: list[str]) -> int:
     add_checkpoint(parser)
     add_eps_and_step_size(parser, eps="budget of every pixel, in l_inf", step_size="length of an attack's step")
     parser.add_argument("--images", type=int, help="the first so many test images (here: all)")
-    parser.add_argument("--seed", type=int, default=defaults.SEED, help="seed of the attacks' random starts")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the attacks' random starts")
     parser.add_argument(
         "--search",
         default="auto",

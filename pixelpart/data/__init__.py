@@ -2,13 +2,14 @@
 
 from torch import Tensor
 
+from pixelpart.config import Config
 from pixelpart.data import augment, cifar10, cifar100, folder, loader, own, shapes, svhn, tinyimagenet
 from pixelpart.data.check import check_images, check_labels, check_pixels
 from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root, home
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
 from pixelpart.data.sets import DataSet, Row
-from pixelpart.dataname import SKIP_BAD, is_code, parse_folder
+from pixelpart.dataname import SKIP_BAD, is_code, parse_folder, with_options
 from pixelpart.errors import UserError, choose
 
 SETS: dict[str, DataSet] = {
@@ -90,8 +91,9 @@ def use(name: str) -> str:
     return name
 
 
-def find(name: str) -> DataSet:
+def find(name: str, *, size: int = 0, skip_bad: bool = False) -> DataSet:
     """The set of that name: one of the table, folder:PATH@SIZE, or a module:function that `use` has been told of."""
+    name = with_options(name, size=size or None, skip_bad=skip_bad)
     if name == f"tinyimagenet{SKIP_BAD}":
         return tinyimagenet.without_bad(SETS["tinyimagenet"])
     if (pictures := parse_folder(name)) is not None:
@@ -102,9 +104,23 @@ def find(name: str) -> DataSet:
     return OWN[name] if name in OWN else choose(SETS, name, "data set")
 
 
-def load(name: str, *, split: str = "train", root: Root = None, progress: Progress = quiet) -> tuple[Tensor, Tensor]:
+def of_config(config: Config) -> DataSet:
+    """The set that a run is trained on."""
+    folder_set = config.dataset.startswith("folder:")
+    return find(config.dataset, size=config.size if folder_set else 0, skip_bad=config.skip_bad)
+
+
+def load(
+    name: str,
+    *,
+    split: str = "train",
+    root: Root = None,
+    size: int = 0,
+    skip_bad: bool = False,
+    progress: Progress = quiet,
+) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, h, w) and int64 labels (n,) of a split; UserError where files are absent or wrong."""
-    entry = find(name)
+    entry = find(name, size=size, skip_bad=skip_bad)
     return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
@@ -150,6 +166,6 @@ def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
 
 __all__ = [
     "SETS", "Batch", "DataSet", "Loader", "Row", "as_float", "augment", "check_images", "check_labels", "check_pixels",
-    "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "own", "shapes",
+    "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "of_config", "own", "shapes",
     "split_holdout", "svhn", "tinyimagenet", "use", "verify",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from pixelpart import masks
 from pixelpart.attacks import ATTACKS
 from pixelpart.config import Config
-from pixelpart.data import find
+from pixelpart.data import of_config
 from pixelpart.data.augment import AUGMENTS
 from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
@@ -86,7 +86,7 @@ class Plan:
 
 def build(config: Config) -> Plan:
     """The functions and the model that a config names; a name that is not there is a UserError with the choices."""
-    dataset = find(config.dataset)
+    dataset = of_config(config)
     choose(OPTIMIZERS, config.optim.name, "optimizer")
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")

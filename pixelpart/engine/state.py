@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart.config import Config
-from pixelpart.data import find
+from pixelpart.data import of_config
 from pixelpart.engine.averaging import Average
 from pixelpart.engine.awp import perturbed
 from pixelpart.engine.distributed import average_gradients, average_statistics, means
@@ -66,7 +66,7 @@ class Learner:
         """`size` of the images, if it is not that of the data set."""
         self.world = world
         self.model = model.to(device).train()
-        size = size or find(config.dataset).size
+        size = size or of_config(config).size
         self.layout = lay_out(self.model, size=size, device=device)
         dtype = PRECISIONS[config.precision]
         self.freeze, working = views_in(dtype, self.model, size=size, device=device, layout=self.layout)

@@ -27,7 +27,7 @@ from pixelpart.masks import MaskStore
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import ieee_fp32
-from pixelpart.runtime.progress import Meter, Screen
+from pixelpart.runtime.progress import Progress, Screen
 from pixelpart.runtime.world import World, joined, local_device
 from pixelpart.view.borrow import FrozenView
 
@@ -141,7 +141,7 @@ class Trainer:
                 if epoch + 1 < epochs:
                     self.leave(stopped)
 
-    def steps_of(self, epoch: int, move: Meter) -> Iterator[None]:
+    def steps_of(self, epoch: int, move: Progress) -> Iterator[None]:
         """Takes the remaining steps of an epoch, one for every turn of the caller's loop."""
         phase, steps = self.plan.phase(epoch), self.loader.steps
         self.began, self.images_here = time.monotonic(), 0

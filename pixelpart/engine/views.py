@@ -4,11 +4,11 @@ import copy
 
 import torch
 
-from pixelpart.attacks.autoattack import agrees
 from pixelpart.kernels.cuda import hopper
 from pixelpart.models import Classifier
 from pixelpart.types import Images
 from pixelpart.view.borrow import FrozenView, borrowed
+from pixelpart.view.check import agrees
 from pixelpart.view.trace import Untraceable
 from pixelpart.view.views import Folding, TrainingView
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from pixelpart import defaults, draws, losses
+from pixelpart import draws, losses
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import draw_noise, inside, start_point
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED
 from pixelpart.data import check_labels
 from pixelpart.errors import UserError
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
-from pixelpart.evaluation.pictures import Pictures
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
 Report = Callable[[int, int], None]  # images settled so far, how many of them are right
@@ -24,7 +25,7 @@ Attempt = Callable[[Tensor, Images, Labels, int], Flags]  # sample numbers, imag
 
 
 def natural(
-    model: nn.Module, pictures: Pictures, *, batch_size: int, report: Report = lambda settled, right: None
+    model: nn.Module, pictures: ImageSet, *, batch_size: int, report: Report = lambda settled, right: None
 ) -> Flags:
     """Which images the model gets right as they are."""
     right = torch.zeros(len(pictures), dtype=torch.bool)
@@ -38,7 +39,7 @@ def natural(
 
 def under_attack(
     model: nn.Module,
-    pictures: Pictures,
+    pictures: ImageSet,
     *,
     kind: str,
     right: Flags,
@@ -70,7 +71,7 @@ def under_attack(
 
 def after_tries(
     attempt: Attempt,
-    pictures: Pictures,
+    pictures: ImageSet,
     *,
     right: Flags,
     tries: int,
@@ -140,17 +141,17 @@ def logits_of(model: Model, x: Images) -> Logits:
     return logits
 
 
-def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
+def check_model(model: Model, pictures: ImageSet, *, probes: int) -> Logits:
     """The logits of the first few images, once it is plain that they are logits and that every label has one.
 
     Below them those of the same images with noise: what rounds pixels to 255 levels moves nothing but these.
     """
     index = torch.arange(min(probes, len(pictures.images)))
     x, _ = pictures.take(index)
-    noise = start_noise(index, x, stream="probe", seed=defaults.SEED, number=0)
+    noise = start_noise(index, x, stream="probe", seed=DEFAULT_SEED, number=0)
     try:
         logits = logits_of(model, x)
-        noisy = logits_of(model, start_point(x, defaults.EPS, noise, kind="uniform"))
+        noisy = logits_of(model, start_point(x, DEFAULT_EPS, noise, kind="uniform"))
     except (MemoryError, UserError):
         raise
     except Exception as error:  # the model's own code: it may fail in any way
@@ -165,7 +166,7 @@ def check_model(model: Model, pictures: Pictures, *, probes: int) -> Logits:
     return torch.cat((logits, noisy))
 
 
-def check_gradient(model: Model, pictures: Pictures, *, probes: int) -> None:
+def check_gradient(model: Model, pictures: ImageSet, *, probes: int) -> None:
     """A UserError where the loss has no gradient at the first few images, or NaN: an attack would stand still."""
     x, y = pictures.take(torch.arange(min(probes, len(pictures))))
     with torch.enable_grad():

@@ -17,8 +17,8 @@ from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import Config, MaskConfig
 from pixelpart.evaluation.accuracy import Attempt, Report, after_tries, errs_inside, start_images
 from pixelpart.evaluation.explain import heat_and_budget, high
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
-from pixelpart.evaluation.pictures import Pictures
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, Flags, Images, Labels, Model
 
@@ -36,7 +36,7 @@ def settings_of(kind: str, config: Config | None) -> dict[str, Any]:
     return known | {"eps_low": EPS_LOW} if kind in THROUGH_MASK else known
 
 
-def check_mask(model: Classifier, pictures: Pictures, config: Config | None) -> None:
+def check_mask(model: Classifier, pictures: ImageSet, config: Config | None) -> None:
     """A UserError where the model has no map to make a mask of: no features and head, or no such layer."""
     x, y = pictures.take(torch.arange(1))
     important(model, x, y, MaskConfig(**settings_of(INSIDE, config)["mask"]))
@@ -44,7 +44,7 @@ def check_mask(model: Classifier, pictures: Pictures, config: Config | None) -> 
 
 def under_adaptive(
     model: Classifier,
-    pictures: Pictures,
+    pictures: ImageSet,
     *,
     kind: str,
     right: Flags,

@@ -28,7 +28,7 @@ RADII = {"l2": 0.5, "l1": 12.0}  # eps in these norms, unless an attack's name h
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttackSpec:
     """An attack as it was asked for: its name, taken apart."""
 
     name: str
@@ -49,7 +49,7 @@ class Asked:
         return next((part.norm for part in self.parts.values()), "linf")
 
 
-def parse_attack(name: str) -> Asked:
+def parse_attack(name: str) -> AttackSpec:
     """An attack by its name, which may end in an eps of its own: pgd20, pgd20@16/255, apgd-l2@0.5."""
     plain, at, eps = name.partition("@") if isinstance(name, str) else (name, "", "")
     attack = parse_plain(plain)
@@ -68,21 +68,21 @@ def parse_attack(name: str) -> Asked:
     return dataclasses.replace(attack, name=name, eps=in_range(f"{plain}'s eps", number, most=most))
 
 
-def parse_plain(name: str) -> Asked:
+def parse_plain(name: str) -> AttackSpec:
     """natural, a search by its name, or another attack with its steps and, after an x, its restarts: pgd20x5."""
     if name == "natural":
-        return Asked(name, "natural")
+        return AttackSpec(name, "natural")
     if name in AUTOATTACKS:
-        return Asked(name, "autoattack", parts=VERSIONS[AUTOATTACKS[name]])
+        return AttackSpec(name, "autoattack", parts=VERSIONS[AUTOATTACKS[name]])
     if name in SEARCHES:
-        return Asked(name, name, parts={name: SEARCHES[name]})
+        return AttackSpec(name, name, parts={name: SEARCHES[name]})
     if name in TOGETHER:
-        return Asked(name, name, parts=TOGETHER[name])
+        return AttackSpec(name, name, parts=TOGETHER[name])
     kinds = "|".join(map(re.escape, sorted((*ATTACKS, *adaptive.ADAPTIVE), key=len, reverse=True)))
     pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
     if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
         eps = adaptive.EPS_HIGH if match[1] in adaptive.THROUGH_MASK else None
-        return Asked(name, match[1], int(match[2]), int(match[3] or 1), eps=eps)
+        return AttackSpec(name, match[1], int(match[2]), int(match[3] or 1), eps=eps)
     raise UserError(f"unknown attack {name!r}; choose from {choices()}")
 
 
@@ -93,7 +93,9 @@ def choices() -> str:
     return f"natural, {stepped} (K steps, R restarts), {named}; NAME@EPS gives an attack an eps of its own"
 
 
-def fitted(attack: Asked, classes: int, *, engine: str, say: Callable[[str], None] = lambda line: None) -> Asked:
+def fitted(
+    attack: AttackSpec, classes: int, *, engine: str, say: Callable[[str], None] = lambda line: None
+) -> AttackSpec:
     """The attack without the searches that need more classes than there are; a UserError where none is left."""
     if attack.parts and engine == "reference":
         check_classes(classes)
@@ -108,7 +110,7 @@ def fitted(attack: Asked, classes: int, *, engine: str, say: Callable[[str], Non
 
 
 def facts_of(
-    attack: Asked,
+    attack: AttackSpec,
     *,
     eps: float,
     step_size: float,
@@ -145,7 +147,7 @@ def facts_of(
     return {"kind": attack.kind, "version": VERSION, "eps": eps, "seed": seed, "settings": settings}
 
 
-def source_of(attack: Asked, *, engine: str = "own") -> list[Any]:
+def source_of(attack: AttackSpec, *, engine: str = "own") -> list[Any]:
     """What computes an outcome, apart from the model: the text of it, and an attack's entry in the table."""
     shared = [identity.source_of(accuracy), identity.sources_of(borrowed)]
     if attack.kind == "natural":
@@ -172,7 +174,7 @@ def in_range(what: str, value: Any, *, most: float = 1) -> float:
     return number
 
 
-def check_radius(attack: Asked, pixels: int) -> None:
+def check_radius(attack: AttackSpec, pixels: int) -> None:
     """A UserError where an l2 or l1 ball is larger than the cube of all images with so many pixels, colours counted."""
     if attack.norm != "linf":
         most = math.sqrt(pixels) if attack.norm == "l2" else pixels

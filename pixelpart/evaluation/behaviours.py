@@ -14,7 +14,7 @@ from pixelpart.attacks.ball import project, start_point
 from pixelpart.config import write_fraction
 from pixelpart.evaluation import accuracy
 from pixelpart.evaluation.accuracy import Attempt, after_tries, errs_inside, start_images, start_noise
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.types import Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed
 
@@ -47,7 +47,7 @@ class Trial:
     """A model, and how it is attacked: starts, length of steps and verdict are those of `evaluate`'s pgd20."""
 
     model: nn.Module
-    pictures: Pictures
+    pictures: ImageSet
     right: Flags  # to begin with
     eps: float
     step_size: float

@@ -64,7 +64,7 @@ class Row:
     question: Entry
     sides: tuple[Side, Side]
     difference: Difference
-    doubts: list[str]
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Comparison:
         rows = [
             {"attack": row.attack, **row.question}
             | {"accuracy": {name: side.as_json() for name, side in zip(self.groups, row.sides, strict=True)}}
-            | {"difference": row.difference.as_json(), "doubts": row.doubts}
+            | {"difference": row.difference.as_json(), "warnings": row.warnings}
             for row in self.rows
         ]
         return {
@@ -104,13 +104,13 @@ class Comparison:
             p = f"{d.p:.3f}" if d.p >= 0.001 else "<0.001"
             cells.append([
                 row.attack, (f"{eps:g}" if own else str(write_fraction(eps))) if eps else "", str(row.question["n"]),
-                *map(str, row.sides), points, p, f"{d.test} *" if row.doubts else d.test,
+                *map(str, row.sides), points, p, f"{d.test} *" if row.warnings else d.test,
             ])  # fmt: skip
         lines = [f"{name}: {', '.join(map(str, folders))}" for name, folders in self.groups.items()]
         lines += ["", *align(cells), ""]
         several = "" if self.rows[0].sides[0].deviation is None else "; ± is the deviation between seeds"
         lines.append(f"{self.checkpoint} checkpoint; differences in points, intervals of 95 %{several}")
-        lines += [f"* {row.attack}: {doubt}" for row in self.rows for doubt in row.doubts]
+        lines += [f"* {row.attack}: {warning}" for row in self.rows for warning in row.warnings]
         lines += [f"left out: {attack}, not in {_listed(folders)}" for attack, folders in self.left_out.items()]
         return "\n".join(lines)
 
@@ -141,7 +141,7 @@ def compare(
             question=found.question,
             sides=(_side(found.flags[:size]), _side(found.flags[size:])),
             difference=difference(found.flags[:size], found.flags[size:]),
-            doubts=list(dict.fromkeys(doubt for entry in found.entries for doubt in entry.get("doubts", []))),
+            warnings=list(dict.fromkeys(warning for entry in found.entries for warning in entry.get("warnings", []))),
         )
         for found in figures
     ]

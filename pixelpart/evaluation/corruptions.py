@@ -19,11 +19,11 @@ from pixelpart.data.corruptions.files import Facts, Source, check_names, open_so
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation import accuracy, identity, sanity, store
 from pixelpart.evaluation.evaluate import machine
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.result import Outcome
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.store import Entry, FlagArray
-from pixelpart.evaluation.target import Subject, resolve
+from pixelpart.evaluation.target import Target, load_target
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.view.borrow import borrowed
@@ -69,23 +69,23 @@ class Corrupted:
         return {"mean": told(None), "means": {name: told(name) for name in self.names}, "entries": self.entries}
 
     def __str__(self) -> str:
-        """A line for each corruption, a column for each severity, means with their intervals; below them all doubts."""
+        """A line for each corruption, a column for each severity, means with their intervals; then the warnings."""
         wide = max(len(name) for name in (*self.names, "corruption"))
         cells = "".join(f"{severity:>9}" for severity in self.severities)
         lines = [f"{'corruption':<{wide}}{cells}{'mean':>9}"]
         for name in self.names:
             outcomes = [self.outcomes[name, severity] for severity in self.severities]
-            star = " *" if any(outcome.doubts for outcome in outcomes) else ""
+            star = " *" if any(outcome.warnings for outcome in outcomes) else ""
             row = "".join(f"{outcome.accuracy:>9.2%}" for outcome in outcomes)
             lines.append(f"{name:<{wide}}{row}{_with_interval(*self.mean(name))}{star}")
         blank = " " * 9 * len(self.severities)
         low, high = self.clean.interval
-        star = " *" if any(entry["doubts"] for entry in self.entries) else ""
+        star = " *" if any(entry["warnings"] for entry in self.entries) else ""
         lines.append(f"{'mean':<{wide}}{blank}{_with_interval(*self.mean())}{star}")
         lines.append(f"{'clean':<{wide}}{blank}{_with_interval(self.clean.accuracy, low, high)}")
         lines.append(f"n = {self.clean.n}, corrupted images: {self.entries[-1]['settings']['source']}")
-        doubts = dict.fromkeys(doubt for entry in self.entries for doubt in entry["doubts"])
-        return "\n".join([*lines, *(f"* {doubt}" for doubt in doubts)])
+        warnings = dict.fromkeys(warning for entry in self.entries for warning in entry["warnings"])
+        return "\n".join([*lines, *(f"* {warning}" for warning in warnings)])
 
 
 def corruptions(
@@ -122,11 +122,11 @@ def corruptions(
     for what, count in (("images", images), ("batch_size", batch_size)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
-    them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
-    source = _source(them, chosen, root=root, folder=folder, frost=frost, say=say)
-    batch_size = batch_size or default_slots(them.pictures.device)
-    with ieee_fp32(them.pictures.device), borrowed(them.model) as model:
-        desk = Desk(model, them, source, batch_size, progress, total=1 + len(chosen) * len(wanted))
+    target = load_target(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    source = _source(target, chosen, root=root, folder=folder, frost=frost, say=say)
+    batch_size = batch_size or default_slots(target.pictures.device)
+    with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
+        desk = Desk(model, target, source, batch_size, progress, total=1 + len(chosen) * len(wanted))
         clean = desk.settle("clean", 0)
         cells = [(name, severity) for name in chosen for severity in sorted(wanted)]
         outcomes = {(source.name(name), severity): desk.settle(name, severity) for name, severity in cells}
@@ -158,9 +158,9 @@ def parse_names(names: str | Iterable[str] | None) -> list[str]:
     return [name for name in CORRUPTIONS if name in asked]
 
 
-def _source(them: Subject, names: list[str], **settings: Any) -> Source:
-    dataset = them.tags["dataset"]
-    x, y = them.pictures.images, them.pictures.labels
+def _source(target: Target, names: list[str], **settings: Any) -> Source:
+    dataset = target.tags["dataset"]
+    x, y = target.pictures.images, target.pictures.labels
     whole = dataset in SETS and len(x) == SETS[dataset].counts["test"]
     source = open_source(x, y, whole=whole, dataset=dataset, **settings)
     check_names(source, names)
@@ -171,26 +171,26 @@ class Desk:
     """One model and one source of images; `settle` answers a cell of the table, from what is kept if it can."""
 
     def __init__(
-        self, model: nn.Module, them: Subject, source: Source, batch_size: int, progress: Progress, *, total: int
+        self, model: nn.Module, target: Target, source: Source, batch_size: int, progress: Progress, *, total: int
     ) -> None:
-        self.model, self.them, self.source, self.batch_size, self.tell = model, them, source, batch_size, progress
-        self.entries = store.read_entries(them.folder, FILE) if them.folder else []
-        self.probe = identity.signature(accuracy.check_model(model, them.pictures, probes=identity.PROBES))
+        self.model, self.target, self.source, self.batch_size, self.tell = model, target, source, batch_size, progress
+        self.entries = store.read_entries(target.folder, FILE) if target.folder else []
+        self.probe = identity.signature(accuracy.check_model(model, target.pictures, probes=identity.PROBES))
         weights, kind = identity.hash_weights(model), identity.describe(model)
-        self.about = {"weights": weights, "model": kind, "pixels": identity.hash_pixels(them.pictures)}
+        self.about = {"weights": weights, "model": kind, "pixels": identity.hash_pixels(target.pictures)}
         self.code = [identity.source_of(accuracy), identity.sources_of(borrowed)]
-        self.doubts: list[str] | None = None
-        self.done, self.total = 0, total * len(them.pictures)
+        self.warnings: list[str] | None = None
+        self.done, self.total = 0, total * len(target.pictures)
 
     def settle(self, name: str, severity: int) -> Outcome:
         """The outcome of one corruption at one severity, or of the images as they are at 0."""
         facts = self.source.facts(name, severity) if severity else {"source": "clean"}
         asked = identity.digest([self.about, facts, self.code])
-        folder = self.them.folder
+        folder = self.target.folder
         found = store.find(folder, self.entries, asked=asked, probe=self.probe) if folder else None
         if found:
-            kept = [doubt for doubt in found[0]["doubts"] if doubt != sanity.TRAIN_MODE]
-            entry = store.sealed(found[0] | self.them.tags | {"doubts": [*self.them.doubts, *kept]})
+            kept = [warning for warning in found[0]["warnings"] if warning != sanity.TRAIN_MODE]
+            entry = store.sealed(found[0] | self.target.tags | {"warnings": [*self.target.warnings, *kept]})
             if entry != found[0] and folder:  # best and last may be one model
                 store.add(folder, entry, found[1], FILE)
             outcome = Outcome(entry, found[1], reused=True)
@@ -201,10 +201,10 @@ class Desk:
         return outcome
 
     def _measure(self, name: str, severity: int, facts: Facts, asked: str) -> Outcome:
-        began, pictures = time.perf_counter(), self.them.pictures
+        began, pictures = time.perf_counter(), self.target.pictures
         if severity:
             x = self.source.images(name, severity, lambda what, done, total: self.tell("corrupting", done, total, what))
-            pictures = Pictures(x, pictures.labels, pictures.device)
+            pictures = ImageSet(x, pictures.labels, pictures.device)
         right = accuracy.natural(self.model, pictures, batch_size=self.batch_size, report=self._report).numpy()
         return self._record(name, severity, facts, asked, right, time.perf_counter() - began)
 
@@ -212,18 +212,18 @@ class Desk:
         self.tell("classifying", self.done + settled, self.total, "")
 
     def _record(self, name: str, severity: int, facts: Facts, asked: str, right: FlagArray, seconds: float) -> Outcome:
-        if self.doubts is None:
-            self.doubts = [*self.them.doubts, *sanity.of_model(self.model, self.them.pictures)]
+        if self.warnings is None:
+            self.warnings = [*self.target.warnings, *sanity.of_model(self.model, self.target.pictures)]
         called = self.source.name(name) if severity else name
-        correct, n, folder = int(right.sum()), len(right), self.them.folder
+        correct, n, folder = int(right.sum()), len(right), self.target.folder
         key = identity.digest([asked, self.probe])[:32]
         settings = {"corruption": called, "severity": severity, "source": facts["source"]}
         entry = store.sealed({
-            "attack": f"{called}-{severity}" if severity else called, **self.them.tags, "accuracy": correct / n,
+            "attack": f"{called}-{severity}" if severity else called, **self.target.tags, "accuracy": correct / n,
             "interval": list(wilson(correct, n)), "correct": correct, "n": n, "eps": 0.0, "settings": settings,
             "seed": facts.get("seed", 0), "precision": "fp32",
-            "doubts": [*self.doubts, *([DRAWN] if called == "frost-drawn" else [])], "seconds": round(seconds, 3),
-            "machine": machine(self.them.pictures.device), "flags": f"eval/{key}.npy" if folder else None,
+            "warnings": [*self.warnings, *([DRAWN] if called == "frost-drawn" else [])], "seconds": round(seconds, 3),
+            "machine": machine(self.target.pictures.device), "flags": f"eval/{key}.npy" if folder else None,
             "fingerprint": store.fingerprint(right), "key": key, "asked": asked, "probe": self.probe,
             "pixels": identity.digest([self.about["pixels"], facts]),
         })  # fmt: skip

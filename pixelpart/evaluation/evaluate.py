@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pixelpart import defaults
 from pixelpart.attacks.autoattack import default_slots
+from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError, unknown
 from pixelpart.evaluation import accuracy, adaptive, identity, sanity, store
 from pixelpart.evaluation.attack_spec import (
     ENGINES,
     GRADIENT_FREE,
-    Asked,
+    AttackSpec,
     check_radius,
     choices,
     facts_of,
@@ -31,7 +31,7 @@ from pixelpart.evaluation.result import Outcome, Result
 from pixelpart.evaluation.searching import choose_search
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.store import Entry, FlagArray
-from pixelpart.evaluation.target import Subject, resolve
+from pixelpart.evaluation.target import Target, load_target
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.world import World
@@ -43,12 +43,12 @@ ALONE = World()
 def evaluate(
     subject: Run | str | Path | nn.Module,
     *,
-    attacks: str | Iterable[str] = defaults.ATTACKS,
-    eps: float = defaults.EPS,
-    step_size: float = defaults.STEP_SIZE,
+    attacks: str | Iterable[str] = DEFAULT_ATTACKS,
+    eps: float = DEFAULT_EPS,
+    step_size: float = DEFAULT_STEP_SIZE,
     images: int | None = None,
     checkpoint: str = "best",
-    seed: int = defaults.SEED,
+    seed: int = DEFAULT_SEED,
     search: str = "auto",
     engine: str = "own",
     batch_size: int | None = None,
@@ -83,58 +83,58 @@ def evaluate(
             raise UserError(f"{what} {count!r} is not a whole number above 0")
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    target = load_target(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
     for attack in wanted:
-        check_radius(attack, them.pictures.images[0].numel())
+        check_radius(attack, target.pictures.images[0].numel())
     tell_facts = functools.partial(
         facts_of,
         eps=eps,
         step_size=step_size,
         seed=seed,
-        search=choose_search(search, them.pictures.device),
+        search=choose_search(search, target.pictures.device),
         gradients="fp32" if search == "auto" else search,
         engine=engine,
     )
     for attack in wanted:
-        tell_facts(attack, config=them.config)  # a mistake in one is told before any is run
-    batch_size = batch_size or default_slots(them.pictures.device)
-    entries = store.read_entries(them.folder) if them.folder else []
+        tell_facts(attack, config=target.config)  # a mistake in one is told before any is run
+    batch_size = batch_size or default_slots(target.pictures.device)
+    entries = store.read_entries(target.folder) if target.folder else []
     outcomes: dict[str, Outcome] = {}
-    with ieee_fp32(them.pictures.device), borrowed(them.model) as model:
-        logits = accuracy.check_model(model, them.pictures, probes=identity.PROBES)
+    with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
+        logits = accuracy.check_model(model, target.pictures, probes=identity.PROBES)
         signature = identity.signature(logits)
         wanted = [fitted(attack, logits.shape[1], engine=engine, say=say) for attack in wanted]
         if any(attack.kind not in GRADIENT_FREE for attack in wanted):
-            accuracy.check_gradient(model, them.pictures, probes=identity.PROBES)
+            accuracy.check_gradient(model, target.pictures, probes=identity.PROBES)
         if any(attack.kind in adaptive.ADAPTIVE for attack in wanted):
-            adaptive.check_mask(model, them.pictures, them.config)
+            adaptive.check_mask(model, target.pictures, target.config)
         about = {"weights": identity.hash_weights(model), "model": identity.describe(model), "precision": "fp32"}
-        about["pixels"] = identity.hash_pixels(them.pictures)
-        looked = functools.cache(lambda look: look(model, them.pictures))  # only if something is measured
+        about["pixels"] = identity.hash_pixels(target.pictures)
+        looked = functools.cache(lambda look: look(model, target.pictures))  # only if something is measured
         clean: FlagArray | None = None
         for attack in wanted:
-            facts = tell_facts(attack, config=them.config)
+            facts = tell_facts(attack, config=target.config)
             asked = identity.digest([about, facts, source_of(attack, engine=engine)])
-            found = store.find(them.folder, entries, asked=asked, probe=signature) if them.folder else None
+            found = store.find(target.folder, entries, asked=asked, probe=signature) if target.folder else None
             if bool(world.any_of(torch.tensor([found is None]))):  # one that came later may have found what came since
                 found = None
             tell = progress or _silent
             if found:
-                outcome = _recall(attack, them, *found, keep=world.leads)
+                outcome = _recall(attack, target, *found, keep=world.leads)
                 tell(attack.name, outcome.n, outcome.n, outcome.accuracy)
             else:
                 if attack.kind != "natural" and clean is None:
-                    clean = accuracy.natural(model, them.pictures, batch_size=batch_size).numpy()
-                doubts = [*them.doubts, *looked(sanity.of_model)]
+                    clean = accuracy.natural(model, target.pictures, batch_size=batch_size).numpy()
+                warnings = [*target.warnings, *looked(sanity.of_model)]
                 if attack.kind not in GRADIENT_FREE:
-                    doubts += [*looked(sanity.of_gradients), *sanity.of_settings(facts["eps"], facts["settings"])]
-                file = _journal_file(them, asked, world) if attack.kind != "natural" else None
-                question = _question(attack, them, facts)
+                    warnings += [*looked(sanity.of_gradients), *sanity.of_settings(facts["eps"], facts["settings"])]
+                file = _journal_file(target, asked, world) if attack.kind != "natural" else None
+                question = _question(attack, target, facts)
                 with Journal(file, asked=asked, probe=signature, question=question) as journal:
-                    work = Work(attack, facts, batch_size, journal, tell, doubts, say)
-                    right = measure(model, them, work, clean, world)
+                    work = Work(attack, facts, batch_size, journal, tell, warnings, say)
+                    right = measure(model, target, work, clean, world)
                     key = {"asked": asked, "probe": signature, "pixels": about["pixels"]}
-                    outcome = _record(work, them, right, key, keep=world.leads)
+                    outcome = _record(work, target, right, key, keep=world.leads)
                     if world.leads:
                         journal.discard()
             outcomes[attack.name] = outcome
@@ -143,45 +143,45 @@ def evaluate(
     return Result(outcomes)
 
 
-def _journal_file(them: Subject, asked: str, world: World) -> Path | None:
+def _journal_file(target: Target, asked: str, world: World) -> Path | None:
     whose = f".{world.rank}-of-{world.size}" if world.size > 1 else ""
-    return them.folder / "eval" / f"{asked[:32]}{whose}.journal" if them.folder else None
+    return target.folder / "eval" / f"{asked[:32]}{whose}.journal" if target.folder else None
 
 
-def _question(attack: Asked, them: Subject, facts: Entry) -> str | None:
+def _question(attack: AttackSpec, target: Target, facts: Entry) -> str | None:
     """A hash of what a reader would take for the same question; None where two models cannot be told apart by it."""
-    if not them.tags["checkpoint"]:
+    if not target.tags["checkpoint"]:
         return None
-    named = [them.tags[name] for name in ("subject", "checkpoint", "dataset", "split")]
-    return identity.digest([attack.name, named, len(them.pictures), facts["eps"], facts["settings"], facts["seed"]])
+    named = [target.tags[name] for name in ("subject", "checkpoint", "dataset", "split")]
+    return identity.digest([attack.name, named, len(target.pictures), facts["eps"], facts["settings"], facts["seed"]])
 
 
-def _record(work: Work, them: Subject, right: FlagArray, key: dict[str, Any], *, keep: bool) -> Outcome:
+def _record(work: Work, target: Target, right: FlagArray, key: dict[str, Any], *, keep: bool) -> Outcome:
     """The outcome, written down where there is a folder for it."""
     facts, correct, n = work.facts, int(right.sum()), len(right)
     name = identity.digest([key["asked"], key["probe"]])[:32]
     entry = store.sealed({
-        "attack": work.attack.name, **them.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
+        "attack": work.attack.name, **target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
         "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"] | work.used,
-        "seed": facts["seed"], "precision": "fp32", "doubts": work.doubts,
-        "seconds": round(work.journal.note_time(), 3), "machine": machine(them.pictures.device),
-        "flags": f"eval/{name}.npy" if them.folder else None, "fingerprint": store.fingerprint(right),
+        "seed": facts["seed"], "precision": "fp32", "warnings": work.warnings,
+        "seconds": round(work.journal.note_time(), 3), "machine": machine(target.pictures.device),
+        "flags": f"eval/{name}.npy" if target.folder else None, "fingerprint": store.fingerprint(right),
         "key": name, **key,
     })  # fmt: skip
-    if them.folder and keep:
-        store.add(them.folder, entry, right)
+    if target.folder and keep:
+        store.add(target.folder, entry, right)
     return Outcome(entry, right, reused=False)
 
 
-def _recall(attack: Asked, them: Subject, entry: Entry, right: FlagArray, *, keep: bool) -> Outcome:
+def _recall(attack: AttackSpec, target: Target, entry: Entry, right: FlagArray, *, keep: bool) -> Outcome:
     """A stored outcome, entered once more if it stands under another name there: best and last may be one model.
 
     How the model came is told anew; what was found out about it is in the entry.
     """
-    kept = [doubt for doubt in entry["doubts"] if doubt != sanity.TRAIN_MODE]
-    named = store.sealed(entry | them.tags | {"attack": attack.name, "doubts": [*them.doubts, *kept]})
-    if named != entry and them.folder and keep:
-        store.add(them.folder, named, right)
+    kept = [warning for warning in entry["warnings"] if warning != sanity.TRAIN_MODE]
+    named = store.sealed(entry | target.tags | {"attack": attack.name, "warnings": [*target.warnings, *kept]})
+    if named != entry and target.folder and keep:
+        store.add(target.folder, named, right)
     return Outcome(named, right, reused=True)
 
 

@@ -9,13 +9,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pixelpart import data as sets
-from pixelpart import defaults, masks
+from pixelpart import masks
 from pixelpart.attacks import pgd
-from pixelpart.config import Config
+from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.accuracy import logits_of, start_images
-from pixelpart.evaluation.pictures import Pictures
-from pixelpart.evaluation.target import resolve
+from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.target import load_target
 from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run
@@ -32,8 +32,8 @@ def explain(
     n: int | None = None,
     checkpoint: str = "best",
     steps: int = 20,
-    step_size: float = defaults.STEP_SIZE,
-    seed: int = defaults.SEED,
+    step_size: float = DEFAULT_STEP_SIZE,
+    seed: int = DEFAULT_SEED,
     objects: int = 512,
     batch_size: int = 128,
     device: torch.device | str | None = None,
@@ -51,14 +51,14 @@ def explain(
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
-    them = resolve(run, checkpoint=checkpoint, device=device, root=root)
-    dataset = sets.find(config.dataset)
-    n = min(IMAGES, len(them.pictures)) if n is None else n
-    if not 1 <= n <= len(them.pictures):
-        raise UserError(f"cannot explain {n} images; choose from 1 to {len(them.pictures)}, all test images")
-    index = spread(them.pictures.labels, n)
-    with ieee_fp32(them.pictures.device), borrowed(them.model) as model:
-        x, y = them.pictures.take(index)
+    target = load_target(run, checkpoint=checkpoint, device=device, root=root)
+    dataset = sets.of_config(config)
+    n = min(IMAGES, len(target.pictures)) if n is None else n
+    if not 1 <= n <= len(target.pictures):
+        raise UserError(f"cannot explain {n} images; choose from 1 to {len(target.pictures)}, all test images")
+    index = spread(target.pictures.labels, n)
+    with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
+        x, y = target.pictures.take(index)
         heat, budget = heat_and_budget(model, x, y, config)
         start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
         x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
@@ -70,11 +70,11 @@ def explain(
         on_object = None
         if dataset.masks is not None:
             where = dataset.masks("test")[:objects]
-            on_object = object_share(model, them.pictures, where, config, batch_size=batch_size)
+            on_object = object_share(model, target.pictures, where, config, batch_size=batch_size)
     tensors = {"picture": x, "heat": heat, "budget": budget, "adversarial": x_adv}
     facts = {
-        "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": them.tags["epoch"],
-        "weights": them.tags["weights"], "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
+        "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": target.tags["epoch"],
+        "weights": target.tags["weights"], "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
         "steps": steps, "step_size": step_size, "seed": seed,
         "classes": list(dataset.classes), "images": images, "object": on_object,
     }  # fmt: skip
@@ -109,7 +109,7 @@ def high(budget: BudgetMap, config: Config) -> Tensor:
 
 
 def object_share(
-    model: Classifier, pictures: Pictures, where: Tensor, config: Config, *, batch_size: int
+    model: Classifier, pictures: ImageSet, where: Tensor, config: Config, *, batch_size: int
 ) -> dict[str, Any]:
     """Shares of heat, of high-budget pixels and of all pixels that lie on the object; dead maps are left out."""
     live, dead = 0, 0

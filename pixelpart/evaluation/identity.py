@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.types import Logits
 
 PACKAGE = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def hash_weights(model: nn.Module) -> str:
     return hash_tensors([*model.named_parameters(), *model.named_buffers()])
 
 
-def hash_pixels(pictures: Pictures) -> str:
+def hash_pixels(pictures: ImageSet) -> str:
     """A hash of the fp32 images and the labels under attack."""
 
     def parts() -> Iterator[tuple[str, Tensor]]:

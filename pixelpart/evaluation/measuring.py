@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from pixelpart.evaluation import accuracy, adaptive, sanity
-from pixelpart.evaluation.attack_spec import AUTOATTACKS, Asked
+from pixelpart.evaluation.attack_spec import AUTOATTACKS, AttackSpec
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.evaluation.searching import trusted_view, under_searches
 from pixelpart.evaluation.store import Entry, FlagArray
-from pixelpart.evaluation.target import Subject
+from pixelpart.evaluation.target import Target
 from pixelpart.runtime.world import World
 from pixelpart.types import Flags, Model
 
@@ -27,28 +27,28 @@ Progress = Callable[[str, int, int, float], None]  # attack, how much of it is d
 class Work:
     """What is to be done, where it is written down, and who is told."""
 
-    attack: Asked
+    attack: AttackSpec
     facts: Entry
     batch_size: int
     journal: Journal
     tell: Progress
-    doubts: list[str]
+    warnings: list[str]
     say: Callable[[str], None]
     used: dict[str, Any] = field(default_factory=dict)  # settings that turned out otherwise than asked for
 
-    def doubt(self, line: str) -> None:
+    def warning(self, line: str) -> None:
         """Goes with the figure, and is told once."""
-        if line not in self.doubts:
-            self.doubts.append(line)
+        if line not in self.warnings:
+            self.warnings.append(line)
             self.say(line)
 
 
-def measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None, world: World) -> FlagArray:
+def measure(model: nn.Module, target: Target, work: Work, clean: FlagArray | None, world: World) -> FlagArray:
     """Which samples one attack leaves right; each process of a world attacks every so many-th of those right at all."""
-    n = len(them.pictures)
+    n = len(target.pictures)
     if work.attack.kind == "natural":
         told = functools.partial(_report, work, n)
-        return accuracy.natural(model, them.pictures, batch_size=work.batch_size, report=told).numpy()
+        return accuracy.natural(model, target.pictures, batch_size=work.batch_size, report=told).numpy()
     assert clean is not None
     tell, mine = work.tell, clean & (np.arange(n) % world.size == world.rank)
     # its own share of what is right tells a process how the whole stands
@@ -56,16 +56,16 @@ def measure(model: nn.Module, them: Subject, work: Work, clean: FlagArray | None
     own = dataclasses.replace(
         work, tell=lambda name, done, total, share: tell(name, done, total, min(1.0, share * scale))
     )
-    stands = _under_attack(model, them, own, torch.from_numpy(mine))
+    stands = _under_attack(model, target, own, torch.from_numpy(mine))
     if len(work.attack.parts) > 1 and work.facts["settings"]["engine"] == "own":
-        for doubt in sanity.of_parts(_after_each(work, torch.from_numpy(mine), world), n):
-            work.doubt(doubt)
+        for warning in sanity.of_parts(_after_each(work, torch.from_numpy(mine), world), n):
+            work.warning(warning)
     return world.any_of(stands).numpy()
 
 
-def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> Flags:
+def _under_attack(model: nn.Module, target: Target, work: Work, right: Flags) -> Flags:
     """Which of the samples that are right the attack leaves so, by whoever runs attacks of its kind."""
-    name, facts, pictures = work.attack.name, work.facts, them.pictures
+    name, facts, pictures = work.attack.name, work.facts, target.pictures
     limits = {"eps": facts["eps"], "seed": facts["seed"]}
     if not work.attack.parts:
         adapted = work.attack.kind in adaptive.ADAPTIVE
@@ -73,7 +73,7 @@ def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> 
         return run(
             model,
             pictures,
-            net=_searched_through(model, them, work),
+            net=_searched_through(model, target, work),
             kind=work.attack.kind,
             right=right,
             **limits,
@@ -103,10 +103,10 @@ def _under_attack(model: nn.Module, them: Subject, work: Work, right: Flags) -> 
     )
 
 
-def _searched_through(model: nn.Module, them: Subject, work: Work) -> Model:
+def _searched_through(model: nn.Module, target: Target, work: Work) -> Model:
     """What the gradients are taken of: the model itself, or a view in the precision that was asked for."""
     search = work.facts["settings"].get("search", "fp32")
-    net, why = (model, None) if search == "fp32" else trusted_view(model, them.pictures, search)
+    net, why = (model, None) if search == "fp32" else trusted_view(model, target.pictures, search)
     if why:
         work.say(why)
         work.used.update(search="fp32")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
-from pixelpart import defaults
 from pixelpart.attacks.autoattack import default_slots
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError
 from pixelpart.evaluation import accuracy, identity, sanity, store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
@@ -31,9 +31,9 @@ from pixelpart.evaluation.behaviours import (
     unbounded,
 )
 from pixelpart.evaluation.evaluate import machine
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.surrogate import SMALL, train_surrogate
-from pixelpart.evaluation.target import GIVEN, Subject, resolve
+from pixelpart.evaluation.target import GIVEN, Target, load_target
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
@@ -49,7 +49,7 @@ class Report:
     """The five behaviours, what else speaks against the figures, and what was looked at."""
 
     behaviours: list[Behaviour]
-    doubts: list[str]
+    warnings: list[str]
     facts: dict[str, Any]
     kept: Path | None = None  # the check.json
 
@@ -58,21 +58,22 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Suspicious if one behaviour is, or if there is a doubt."""
-        bad = self.doubts or any(one.verdict == SUSPICIOUS for one in self.behaviours)
+        """Suspicious if one behaviour is, or if there is a warning."""
+        bad = self.warnings or any(one.verdict == SUSPICIOUS for one in self.behaviours)
         return SUSPICIOUS if bad else EXPECTED
 
     def as_json(self) -> dict[str, Any]:
         found = [asdict(one) for one in self.behaviours]
         return store.sealed({
-            "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": found, "doubts": self.doubts
+            "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": found,
+            "warnings": self.warnings,
         })  # fmt: skip
 
     def __str__(self) -> str:
         lines = [f"{one.name:<11}  {one.verdict:<11}  {one.found}" for one in self.behaviours]
-        lines += [f"* {doubt}" for doubt in self.doubts]
+        lines += [f"* {warning}" for warning in self.warnings]
         bad = [one.name for one in self.behaviours if one.verdict == SUSPICIOUS]
-        why = f": {', '.join([*bad, *(['doubts'] if self.doubts else [])])}" if bad or self.doubts else ""
+        why = f": {', '.join([*bad, *(['warnings'] if self.warnings else [])])}" if bad or self.warnings else ""
         return "\n".join([*lines, f"verdict: {self.verdict}{why}; n = {self.facts['n']}"])
 
 
@@ -80,11 +81,11 @@ def check(
     subject: Run | str | Path | nn.Module,
     *,
     surrogate: Run | str | Path | nn.Module | None = None,
-    eps: float = defaults.EPS,
-    step_size: float = defaults.STEP_SIZE,
+    eps: float = DEFAULT_EPS,
+    step_size: float = DEFAULT_STEP_SIZE,
     images: int | None = None,
     checkpoint: str = "best",
-    seed: int = defaults.SEED,
+    seed: int = DEFAULT_SEED,
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     progress: Progress = lambda what, done, total: None,
@@ -103,13 +104,13 @@ def check(
     for what, count in (("images", images), ("batch_size", batch_size)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
-    them = resolve(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
-    if them.folder and them.folder.exists() and not os.access(them.folder, os.W_OK):  # told before the work
-        raise UserError(f"cannot write the report to {them.folder}; choose another out")
-    pictures = them.pictures
+    target = load_target(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    if target.folder and target.folder.exists() and not os.access(target.folder, os.W_OK):  # told before the work
+        raise UserError(f"cannot write the report to {target.folder}; choose another out")
+    pictures = target.pictures
     if images is None:
-        pictures = Pictures(pictures.images[:IMAGES], pictures.labels[:IMAGES], pictures.device)
-    with ieee_fp32(pictures.device), borrowed(them.model) as model:
+        pictures = ImageSet(pictures.images[:IMAGES], pictures.labels[:IMAGES], pictures.device)
+    with ieee_fp32(pictures.device), borrowed(target.model) as model:
         probe = identity.signature(accuracy.check_model(model, pictures, probes=identity.PROBES))
         accuracy.check_gradient(model, pictures, probes=identity.PROBES)
         batch = batch_size or default_slots(pictures.device)
@@ -117,13 +118,13 @@ def check(
         if not right.any():
             raise UserError(f"the model gets none of {len(right)} images right: there is nothing to attack")
         trial = Trial(model, pictures, right, eps, step_size, seed, batch, progress)
-        other, about = another(trial, them, surrogate, root)
-        doubts = [
-            *them.doubts,
+        other, about = another(trial, target, surrogate, root)
+        warnings = [
+            *target.warnings,
             *sanity.of_model(model, pictures),
             *sanity.of_gradients(model, pictures),
             *sanity.of_settings(eps, {"steps": STEPS, "step_size": step_size}),
-            *(of_square(them.folder, probe, eps) if them.folder else []),
+            *(of_square(target.folder, probe, eps) if target.folder else []),
         ]
         left = trial.after("pgd20", trial.pgd20())
         behaviours = [
@@ -134,40 +135,40 @@ def check(
             growing_eps(trial, left),
         ]
     facts = {
-        **them.tags, "n": len(pictures), "natural": trial.share(right), "eps": eps, "step_size": step_size,
+        **target.tags, "n": len(pictures), "natural": trial.share(right), "eps": eps, "step_size": step_size,
         "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - began, 3),
         "machine": machine(pictures.device),
     }  # fmt: skip
-    kept = them.folder / "check.json" if them.folder else None
-    report = Report(behaviours, list(dict.fromkeys(doubts)), facts, kept)
+    kept = target.folder / "check.json" if target.folder else None
+    report = Report(behaviours, list(dict.fromkeys(warnings)), facts, kept)
     if kept:
         atomic_write(kept, json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
     return report
 
 
 def of_square(folder: Path, probe: list[float], eps: float) -> list[str]:
-    """What eval.json tells of AutoAttack on this model: its doubts, and Square's share where the parts ran singly."""
-    doubts: list[str] = []
+    """What eval.json tells of AutoAttack on this model: its warnings, and Square's share where the parts ran singly."""
+    warnings: list[str] = []
     flags: dict[str, dict[str, store.FlagArray]] = {}
     for entry in store.read_entries(folder):
         if entry.get("eps") != eps or not store.whole(entry) or not identity.agree(entry["probe"], probe):
             continue
         attack = str(entry["attack"]).partition("@")[0]
         if attack in AUTOATTACKS:
-            doubts += entry["doubts"]
+            warnings += entry["warnings"]
         elif (found := store.read_flags(folder, entry)) is not None:
             flags.setdefault(str(entry.get("pixels")), {})[attack] = found
     for one in flags.values():
         if one.keys() >= {*WHITE_BOX, "square"}:
             white = one[WHITE_BOX[0]] & one[WHITE_BOX[1]] & one[WHITE_BOX[2]]
             left = {"white-box": int(white.sum()), "square": int((white & one["square"]).sum())}
-            doubts += sanity.of_parts(left, len(white))
-    return doubts
+            warnings += sanity.of_parts(left, len(white))
+    return warnings
 
 
-def another(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None) -> tuple[nn.Module | None, str]:
+def another(trial: Trial, target: Target, surrogate: Any, root: str | Path | None) -> tuple[nn.Module | None, str]:
     """Another model for the same images and words for it, or none and why not; one that will not do is a UserError."""
-    pictures, name = trial.pictures, them.tags["dataset"]
+    pictures, name = trial.pictures, target.tags["dataset"]
     if surrogate is None:
         hint = "give another model for the same images (--surrogate RUN)"
         if name == GIVEN:
@@ -177,7 +178,7 @@ def another(trial: Trial, them: Subject, surrogate: Any, root: str | Path | None
         report = functools.partial(trial.progress, "training a surrogate")
         made = train_surrogate(name, eps=trial.eps, seed=trial.seed, device=pictures.device, root=root, report=report)
         return made, "a tiny-cnn trained for it"
-    other = resolve(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
+    other = load_target(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
     if other.config and name != GIVEN and other.config.dataset != name:
         raise UserError(f"the surrogate is for {other.config.dataset}, the model for {name}; give one for {name}")
     with borrowed(other.model) as model:

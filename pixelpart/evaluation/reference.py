@@ -13,7 +13,7 @@ from torch import nn
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.accuracy import errs_inside, logits_of
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import Flags
 
@@ -21,7 +21,7 @@ FEWEST = 4  # classes: the targeted loss compares the first logit with the third
 
 
 def under_reference(
-    model: nn.Module, pictures: Pictures, *, right: Flags, eps: float, version: str, seed: int, batch_size: int
+    model: nn.Module, pictures: ImageSet, *, right: Flags, eps: float, version: str, seed: int, batch_size: int
 ) -> Flags:
     """Which of the images that are `right` to begin with stay so; what it returns is judged as our own images are."""
     with _left_alone(pictures.device):

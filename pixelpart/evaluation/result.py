@@ -32,9 +32,9 @@ class Outcome:
         return self.entry["n"]
 
     @property
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Why the figure may not mean what it seems to, in words."""
-        return self.entry["doubts"]
+        return self.entry["warnings"]
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,19 @@ class Result:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
 
     def __str__(self) -> str:
-        """A line for each attack, with the seconds it took, "kept" if it was known, and a star where it is doubted.
+        """A line for each attack, with the seconds it took, "kept" if it was known, and a star where it is warned.
 
-        Below them every doubt.
+        Below them every warning.
         """
         lines: list[str] = []
         wide = max([12, *map(len, self.outcomes)])
-        doubted: dict[str, list[str]] = {}
+        warned: dict[str, list[str]] = {}
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
             spent = "kept" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
             figures = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
             line = f"{name:<{wide}} {figures}  {spent:>9}"
-            lines.append(f"{line} *" if outcome.doubts else line)
-            for doubt in outcome.doubts:
-                doubted.setdefault(doubt, []).append(name)
-        return "\n".join([*lines, *(f"* {', '.join(names)}: {doubt}" for doubt, names in doubted.items())])
+            lines.append(f"{line} *" if outcome.warnings else line)
+            for warning in outcome.warnings:
+                warned.setdefault(warning, []).append(name)
+        return "\n".join([*lines, *(f"* {', '.join(names)}: {warning}" for warning, names in warned.items())])

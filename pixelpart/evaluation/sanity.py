@@ -1,6 +1,6 @@
-"""Is this number to be trusted? Each check looks at a few images and tells its doubts in words, none where all is well.
+"""Can this number be trusted? Each check looks at a few images and returns warnings, none where all is well.
 
-A doubt does not change a figure. It goes with it: into its entry and under the table.
+A warning does not change a figure. It goes with it: into its entry and under the table.
 """
 
 import math
@@ -16,10 +16,10 @@ from pixelpart import losses
 from pixelpart.attacks.search import says_nothing
 from pixelpart.config import write_fraction
 from pixelpart.evaluation.accuracy import logits_of
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.types import Flags, Images, Labels, Logits, Model, PerSample
 
-Doubts = list[str]
+Warnings = list[str]
 
 PROBES = 64  # images that are looked at, spread over all
 MORE = 256  # the same on other scales: normalised twice, a weak model is right half as often, and 64 do not tell
@@ -51,7 +51,7 @@ STATISTICS = {
 }
 
 
-def of_mode(model: nn.Module) -> Doubts:
+def of_mode(model: nn.Module) -> Warnings:
     """Whether a module, as its owner hands it over, has layers in train mode that would act otherwise than in eval."""
 
     def acts(module: nn.Module) -> bool:
@@ -62,24 +62,24 @@ def of_mode(model: nn.Module) -> Doubts:
     return [TRAIN_MODE] if any(module.training and acts(module) for module in model.modules()) else []
 
 
-def of_settings(eps: float, settings: Mapping[str, Any]) -> Doubts:
+def of_settings(eps: float, settings: Mapping[str, Any]) -> Warnings:
     """Whether an attack stays in the ball, and can cross it with its steps: steps * step_size >= eps.
 
     One whose settings have an eps_low takes eps where the model's mask says important, whatever eps is asked for.
     """
-    doubts = []
+    warnings = []
     if "eps_low" in settings:
         high, low = write_fraction(eps), write_fraction(settings["eps_low"])
-        doubts = [
+        warnings = [
             f"outside the threat model: the budget is {high} where the model's mask says important, {low} elsewhere"
         ]
     if "step_size" in settings and settings["steps"] * settings["step_size"] < eps * (1 - 1e-6):
         way = f"{settings['steps']} * {write_fraction(settings['step_size'])} < {write_fraction(eps)}"
-        doubts.append(f"steps * step_size < eps ({way}): the attack cannot reach all that eps allows")
-    return doubts
+        warnings.append(f"steps * step_size < eps ({way}): the attack cannot reach all that eps allows")
+    return warnings
 
 
-def of_parts(left: Mapping[str, int], n: int) -> Doubts:
+def of_parts(left: Mapping[str, int], n: int) -> Warnings:
     """Whether Square, which sees no gradient, broke more than SQUARE of the images that the other parts left standing.
 
     `left` has the images still right after each part, in the order in which they ran, out of n. The rule is
@@ -95,20 +95,20 @@ def of_parts(left: Mapping[str, int], n: int) -> Doubts:
     ]
 
 
-def of_model(model: Model, pictures: Pictures) -> Doubts:
+def of_model(model: Model, pictures: ImageSet) -> Warnings:
     """Whether the model is random, depends on the batch, squashes its logits, or is better on another scale."""
     x, _ = probes(pictures)
-    logits, half, doubts = logits_of(model, x), len(x) // 2, []
+    logits, half, warnings = logits_of(model, x), len(x) // 2, []
     if _differ(logits, logits_of(model, x), share=ROUNDING):
-        doubts.append(RANDOM)
+        warnings.append(RANDOM)
     elif _differ(logits[half:], logits_of(model, x[half:]), share=REBATCHING):  # in other places too
-        doubts.append(BATCH)
+        warnings.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
-        doubts.append(SQUASHED)
-    return doubts + of_scale(model, *probes(pictures, MORE))
+        warnings.append(SQUASHED)
+    return warnings + of_scale(model, *probes(pictures, MORE))
 
 
-def of_scale(model: Model, x: Images, y: Labels) -> Doubts:
+def of_scale(model: Model, x: Images, y: Labels) -> Warnings:
     """Whether the model answers better on another scale than on [0,1], and better there than one class for all would.
 
     Both by an exact sign test at CHANCE: of the images on which two answers differ in being right, as many would favour
@@ -116,7 +116,7 @@ def of_scale(model: Model, x: Images, y: Labels) -> Doubts:
     """
     right = logits_of(model, x).argmax(1) == y
     blind = y == y.mode().values
-    best, doubts = int(right.sum()), []
+    best, warnings = int(right.sum()), []
     for words, other in scales(x).items():
         try:
             answers = logits_of(model, other).argmax(1) == y
@@ -124,8 +124,8 @@ def of_scale(model: Model, x: Images, y: Labels) -> Doubts:
             continue
         if int(answers.sum()) > best and _better(answers, right) and _better(answers, blind):
             best, n = int(answers.sum()), len(y)
-            doubts = [f"of {n} images the model gets {int(right.sum())} right as they are, and {best} {words}"]
-    return doubts
+            warnings = [f"of {n} images the model gets {int(right.sum())} right as they are, and {best} {words}"]
+    return warnings
 
 
 def scales(x: Images) -> dict[str, Images]:
@@ -142,7 +142,7 @@ def scales(x: Images) -> dict[str, Images]:
     return made
 
 
-def of_gradients(model: Model, pictures: Pictures) -> Doubts:
+def of_gradients(model: Model, pictures: ImageSet) -> Warnings:
     """At how many images that are right a loss has no gradient that an attack could follow, or one that leads down."""
     x, y = probes(pictures)
     with torch.enable_grad():
@@ -150,15 +150,15 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
         totals = {"cross-entropy": losses.ce(logits, y).sum(), "margin": losses.margin(logits, y).sum()}
         grads = {name: torch.autograd.grad(total, x, retain_graph=True)[0] for name, total in totals.items()}
     x, logits = x.detach(), logits.detach()
-    right, doubts = logits.argmax(1) == y, []
+    right, warnings = logits.argmax(1) == y, []
     for name, grad in grads.items():
         count = int((right & says_nothing(grad)).sum())
         if count:
             where = f"{count} of {int(right.sum())} images that are right"
-            doubts.append(f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there")
+            warnings.append(f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there")
     off = int((right & _misleads(model, x, y, grads["margin"])).sum())
     if off > DOWN * int(right.sum()):
-        doubts.append(
+        warnings.append(
             f"the margin does not rise along its gradient as that tells at {off} of {int(right.sum())} images that are "
             "right: it is the gradient of another function (a straight-through estimate, or wrong), or this one jumps"
         )
@@ -166,14 +166,14 @@ def of_gradients(model: Model, pictures: Pictures) -> Doubts:
         stepped = model((x + STEP * grads["cross-entropy"].sign()).clamp(0, 1))
     falls = int((right & (_odds(stepped, y) < _odds(logits, y))).sum())
     if falls > DOWN * int(right.sum()):
-        doubts.append(
+        warnings.append(
             f"the cross-entropy falls by a small step along its gradient at {falls} of {int(right.sum())} images that "
             "are right: an attack by it is led astray"
         )
-    return doubts + of_confidence(logits, y)
+    return warnings + of_confidence(logits, y)
 
 
-def of_confidence(logits: Logits, y: Labels) -> Doubts:
+def of_confidence(logits: Logits, y: Labels) -> Warnings:
     """Whether the model is right far more often than it is sure: mean(max_k p_k) - 1/K < FAINT (accuracy - 1/K).
 
     The cross-entropy's gradient is the sum of p_k (grad z_k - grad z_y): where logits are scaled down all wrong classes
@@ -207,7 +207,7 @@ def _odds(logits: Logits, y: Labels) -> PerSample:
     return losses.without(sums, y).logsumexp(1) - losses.at_class(sums, y)
 
 
-def probes(pictures: Pictures, most: int = PROBES) -> tuple[Images, Labels]:
+def probes(pictures: ImageSet, most: int = PROBES) -> tuple[Images, Labels]:
     """A few images, evenly spread: a set may be sorted by class."""
     n = min(most, len(pictures))
     return pictures.take(torch.arange(n) * len(pictures) // n)

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pixelpart.attacks.autoattack import PROBES, agrees, all_tries, hunt, samples_for, view_for_search
+from pixelpart.attacks.autoattack import all_tries, hunt, samples_for
 from pixelpart.attacks.batching import Try
 from pixelpart.attacks.search import Search, spread
 from pixelpart.errors import unknown
 from pixelpart.evaluation.accuracy import logits_of
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
-from pixelpart.evaluation.pictures import Pictures
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.types import Flags, Images, Labels, Logits, Model
+from pixelpart.view.check import PROBES, agrees, view_for_search
 
 Tell = Callable[[str, int, int, float], None]  # part, tries settled, of how many, share of images that stand
 
 
 def under_searches(
     model: nn.Module,
-    pictures: Pictures,
+    pictures: ImageSet,
     parts: Mapping[str, Search],
     *,
     right: Flags,
@@ -104,13 +105,13 @@ def choose_search(search: str, device: torch.device) -> str:
     return search
 
 
-def clean_logits(model: nn.Module, pictures: Pictures, *, batch_size: int) -> Logits:
+def clean_logits(model: nn.Module, pictures: ImageSet, *, batch_size: int) -> Logits:
     """What the model says of all pictures as they are."""
     batches = torch.arange(len(pictures)).split(batch_size)
     return torch.cat([logits_of(model, pictures.take(index)[0]) for index in batches])
 
 
-def trusted_view(model: nn.Module, pictures: Pictures, search: str) -> tuple[Model, str | None]:
+def trusted_view(model: nn.Module, pictures: ImageSet, search: str) -> tuple[Model, str | None]:
     """The model as it is searched through, and why not as asked, if so.
 
     A view that does not say of some images what the model says of them is not used.

@@ -43,7 +43,14 @@ def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
         raise UserError(f"{path} does not hold a list of results; {afresh}")
     if (version := content.get("schema_version")) != EVAL_SCHEMA:
         raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {afresh}")
-    return [entry for entry in entries if intact(entry)]
+    return [_renamed(entry) for entry in entries if intact(entry)]
+
+
+def _renamed(entry: Entry) -> Entry:
+    """An entry of an older version, which called its warnings doubts, as it is written now."""
+    if "doubts" not in entry:
+        return entry
+    return sealed({("warnings" if field == "doubts" else field): value for field, value in entry.items()})
 
 
 def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) -> tuple[Entry, FlagArray] | None:
@@ -118,8 +125,8 @@ def _is_key(key: Any) -> bool:
 
 
 def whole(entry: Entry) -> bool:
-    """Whether an entry has what tells whose it is, and its doubts."""
-    return _numbers(entry.get("probe")) and _words(entry.get("doubts")) and isinstance(entry.get("attack"), str)
+    """Whether an entry has what tells whose it is, and its warnings."""
+    return _numbers(entry.get("probe")) and _words(entry.get("warnings")) and isinstance(entry.get("attack"), str)
 
 
 def _numbers(value: Any) -> bool:

@@ -15,7 +15,7 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import sanity
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.function import make_model, parse_name
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.runs import Row, Run, config_of, load_model
 from pixelpart.runtime.device import choose_device
 
@@ -29,21 +29,21 @@ CHOICES = "a run folder, a .safetensors checkpoint of pixelpart, a .pt2 archive 
 
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A model, the pictures it is tried on, how an entry names the two, and the folder that keeps the results.
 
-    `doubts` are about the model as it came, before it met any image.
+    `warnings` are about the model as it came, before it met any image.
     """
 
     model: nn.Module
-    pictures: Pictures
+    pictures: ImageSet
     tags: dict[str, Any]
     folder: Path | None
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     config: Config | None = None  # of a run's model
 
 
-def resolve(
+def load_target(
     subject: Any,
     *,
     checkpoint: str = "best",
@@ -52,8 +52,8 @@ def resolve(
     device: torch.device | str | None = None,
     root: str | Path | None = None,
     out: str | Path | None = None,
-) -> Subject:
-    """What `evaluate` was given, as a Subject; a caller's own model is left where it is.
+) -> Target:
+    """What `evaluate` was given, as a Target; a caller's own model is left where it is.
 
     `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
     """
@@ -94,10 +94,10 @@ def resolve(
         "epoch": facts.get("epoch"),
         "weights": facts.get("weights", "raw"),
     }
-    doubts = tuple(sanity.of_mode(model)) if kind in ("function", "module") else ()
+    warnings = tuple(sanity.of_mode(model)) if kind in ("function", "module") else ()
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
-    return Subject(model, Pictures(x, y, place), tags | named, folder, doubts, config)
+    return Target(model, ImageSet(x, y, place), tags | named, folder, warnings, config)
 
 
 def _check_classes(data: str, config: Config) -> None:

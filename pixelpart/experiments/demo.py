@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from pixelpart import defaults, recipes
+from pixelpart import recipes
+from pixelpart.config import DEFAULT_ATTACKS
 from pixelpart.engine.train import train
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain
@@ -26,7 +27,7 @@ def _run_one(name: str, out: Path, seed: int, device: torch.device | str | None,
         def show(attack: str, done: int, total: int, share: float) -> None:
             move(f"{name} {attack}", done, total, f"{share:.1%} right")
 
-        result = evaluate(run, attacks=defaults.ATTACKS, device=device, progress=show)
+        result = evaluate(run, attacks=DEFAULT_ATTACKS, device=device, progress=show)
     explain(run, device=device)
     screen.say(f"{name}, the checkpoint that did best on held-out images:\n{result}")
     return run

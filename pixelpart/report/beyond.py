@@ -1,4 +1,4 @@
-"""What a run folder knows beyond its figures: doubts, check's verdicts, and accuracy on corrupted images."""
+"""What a run folder knows beyond its figures: warnings, check's verdicts, and accuracy on corrupted images."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Checked(Record):
     eps: float
     n: int
     behaviours: tuple[Behaviour, ...] = Field(min_length=1)
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Corrupted:
     lowest: str
 
 
-def doubted(table: Sequence[Row]) -> list[tuple[str, list[str]]]:
-    """Every doubt about a figure shown, with the runs and attacks it is about."""
+def warned(table: Sequence[Row]) -> list[tuple[str, list[str]]]:
+    """Every warning about a figure shown, with the runs and attacks it is about."""
     found: dict[str, list[str]] = {}
     for row in table:
         for attack, entry in row.cells.items():
-            for doubt in entry.doubts:
+            for warning in entry.warnings:
                 about = f"{row.run.label}, {attack}"
-                if about not in found.setdefault(doubt, []):
-                    found[doubt].append(about)
+                if about not in found.setdefault(warning, []):
+                    found[warning].append(about)
     return list(found.items())
 
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart import defaults
-from pixelpart.config import Config, flat, write_fraction
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, flat, write_fraction
 from pixelpart.data import SETS
 from pixelpart.recipes import RECIPES
 from pixelpart.report.reading import Entry
 
 FILLED_IN = ("size", "num_classes", "classes")  # by training, from a set of the user's own
-EVALUATE_DEFAULTS = {"eps": defaults.EPS, "step-size": defaults.STEP_SIZE, "seed": defaults.SEED}
+EVALUATE_DEFAULTS = {"eps": DEFAULT_EPS, "step-size": DEFAULT_STEP_SIZE, "seed": DEFAULT_SEED}
 
 
 def train_command(config: Config, path: Path) -> str:

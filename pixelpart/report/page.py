@@ -47,7 +47,7 @@ def content(runs: Sequence[RunFiles], out: Path) -> dict[str, Any]:
         "runs": [_run(run, place, found) for place, run in enumerate(runs)],
         "attacks": table.columns(runs),
         "rows": found,
-        "doubts": beyond.doubted(found),
+        "warnings": beyond.warned(found),
         "checked": checked,
         "corrupted": corrupted,
         "comparisons": table.compare(found),

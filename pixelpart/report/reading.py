@@ -40,7 +40,7 @@ class Entry(Record):
     precision: str = "fp32"
     seconds: float | None = None
     machine: str = ""
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     correct: int | None = None
     key: str | None = None
     fingerprint: str | None = None

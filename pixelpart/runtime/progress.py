@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as LiveBars
 from rich.text import Text
 
-Meter = Callable[[str, int, int, str], None]  # title, done, total, a note behind the bar
+Progress = Callable[[str, int, int, str], None]  # title, done, total (0: unknown), a note behind the bar
 
 
 class Screen:
@@ -24,10 +25,10 @@ class Screen:
             self.console.print(line, markup=False)
 
     @contextmanager
-    def bars(self, unit: str = "images") -> Iterator[Meter]:
+    def bars(self, unit: str = "images") -> Iterator[Progress]:
         """A function that moves the bar of a title, which its first call makes; off a terminal it does nothing."""
         if self.quiet or not self.console.is_terminal:
-            yield _nothing
+            yield silent
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -38,7 +39,7 @@ class Screen:
             TextColumn("{task.fields[note]}", markup=False),
         )
         tasks: dict[str, TaskID] = {}
-        with Progress(*columns, console=self.console, speed_estimate_period=10) as live:
+        with LiveBars(*columns, console=self.console, speed_estimate_period=10) as live:
 
             def move(title: str, done: int, total: int, note: str) -> None:
                 if title not in tasks:
@@ -48,8 +49,8 @@ class Screen:
             yield move
 
 
-def _nothing(title: str, done: int, total: int, note: str) -> None:
-    pass
+def silent(title: str, done: int, total: int, note: str = "") -> None:
+    """Progress that shows nothing."""
 
 
 class RateColumn(ProgressColumn):

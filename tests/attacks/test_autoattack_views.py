@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart.attacks.autoattack import agrees, autoattack, is_right
+from pixelpart.attacks.autoattack import autoattack, is_right
+from pixelpart.view.check import agrees
 from planes import Plane
 
 pytestmark = pytest.mark.usefixtures("short_versions")

@@ -1,7 +1,7 @@
 import torch
 
 from pixelpart import attacks, draws
-from pixelpart.evaluation.accuracy import Pictures, errs_inside, natural, start_images, start_noise, under_attack
+from pixelpart.evaluation.accuracy import ImageSet, errs_inside, natural, start_images, start_noise, under_attack
 
 CPU = torch.device("cpu")
 LIMITS = {"kind": "pgd", "eps": 0.03, "step_size": 0.01, "steps": 5, "restarts": 1, "seed": 0}
@@ -12,7 +12,7 @@ def silent(settled, right):
 
 
 def flags(model, pair, *, batch_size=16, report=silent, **changes):
-    pictures = Pictures(*pair, CPU)
+    pictures = ImageSet(*pair, CPU)
     right = natural(model, pictures, batch_size=batch_size, report=silent)
     return under_attack(model, pictures, right=right, batch_size=batch_size, report=report, **(LIMITS | changes))
 
@@ -20,12 +20,12 @@ def flags(model, pair, *, batch_size=16, report=silent, **changes):
 def test_natural_equals_a_plain_loop(net, pair):
     x, y = pair
     expected = [int(net(x[i : i + 1]).argmax()) == int(y[i]) for i in range(len(x))]
-    assert natural(net, Pictures(x, y, CPU), batch_size=7, report=silent).tolist() == expected
+    assert natural(net, ImageSet(x, y, CPU), batch_size=7, report=silent).tolist() == expected
 
 
 def test_uint8_images_are_divided_by_255(net, pair):
     x, y = (pair[0] * 255).byte(), pair[1]
-    both = [natural(net, Pictures(images, y, CPU), batch_size=16, report=silent) for images in (x, x.float() / 255)]
+    both = [natural(net, ImageSet(images, y, CPU), batch_size=16, report=silent) for images in (x, x.float() / 255)]
     assert both[0].equal(both[1])
 
 

@@ -17,8 +17,8 @@ from pixelpart.evaluation import adaptive
 from pixelpart.evaluation.accuracy import start_images
 from pixelpart.evaluation.attack_spec import facts_of, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
-from pixelpart.evaluation.pictures import Pictures
 from pixelpart.report.reading import Entry
 from pixelpart.report.words import bound
 
@@ -49,7 +49,7 @@ def model(images):
 
 @pytest.fixture
 def given(model, images):
-    """Images with the labels that the model gives them: all are right to begin with."""
+    """Images with the labels that the model gives target: all are right to begin with."""
     with torch.no_grad():
         return images, model(images / 255).argmax(1)
 
@@ -131,11 +131,11 @@ def test_the_figure_says_that_it_is_outside_the_threat_model(model, given):
         for parameter in model.linear.parameters():
             parameter *= 5000  # as sure of its answers as a trained one
     result = evaluate(model, data=given, attacks=["adaptive-pgd6", "adaptive-in6", "adaptive-pgd5"])
-    (doubt,) = result["adaptive-pgd6"].doubts
-    assert doubt.startswith("outside the threat model: the budget is 12/255 where")
-    assert doubt.endswith("8/255 elsewhere")
-    assert result["adaptive-in6"].doubts == []
-    assert "(5 * 2/255 < 12/255)" in result["adaptive-pgd5"].doubts[1]
+    (warning,) = result["adaptive-pgd6"].warnings
+    assert warning.startswith("outside the threat model: the budget is 12/255 where")
+    assert warning.endswith("8/255 elsewhere")
+    assert result["adaptive-in6"].warnings == []
+    assert "(5 * 2/255 < 12/255)" in result["adaptive-pgd5"].warnings[1]
 
 
 def test_the_report_tells_the_two_levels():
@@ -328,7 +328,7 @@ def test_every_way_of_every_restart_is_written_down(model, given, monkeypatch):
     monkeypatch.setattr(adaptive, "errs_inside", lambda model, x, x_adv, y, *, eps: torch.zeros(len(x)).bool())
     journal, right = Journal(), torch.ones(2, dtype=torch.bool)
     settings = {"kind": "adaptive-in", "eps": 0.01, "step_size": 0.01, "steps": 2, "restarts": 2, "mask": PLAIN}
-    pictures = Pictures(given[0][:2], given[1][:2], torch.device("cpu"))
+    pictures = ImageSet(given[0][:2], given[1][:2], torch.device("cpu"))
     adaptive.under_adaptive(
         model, pictures, right=right, seed=0, batch_size=2, report=lambda *news: None, journal=journal, **settings
     )

@@ -6,7 +6,7 @@ from torch import nn
 
 from pixelpart.evaluation import behaviours
 from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS, Trial, growing_eps
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 
 
 class Scripted(Trial):
@@ -18,7 +18,7 @@ class Scripted(Trial):
 
 
 def scripted(n=1000, **script):
-    pictures = Pictures(torch.zeros(n, 3, 2, 2), torch.zeros(n, dtype=torch.long), torch.device("cpu"))
+    pictures = ImageSet(torch.zeros(n, 3, 2, 2), torch.zeros(n, dtype=torch.long), torch.device("cpu"))
     trial = Scripted(nn.Identity(), pictures, torch.ones(n, dtype=torch.bool), 8 / 255, 2 / 255, 0, 8, None)
     object.__setattr__(trial, "script", {name.replace("_", " "): count for name, count in script.items()})
     return trial
@@ -82,7 +82,7 @@ def test_steps_grow_with_eps_and_the_start_does_not(plane, pair, monkeypatch):
         return x
 
     monkeypatch.setattr(behaviours, "pgd", watched)
-    trial = Trial(plane, Pictures(x, y, x.device), None, 8 / 255, 2 / 255, 0, 8, None)
+    trial = Trial(plane, ImageSet(x, y, x.device), None, 8 / 255, 2 / 255, 0, 8, None)
     for eps in (None, 64 / 255, 1.0):
         trial.pgd20(eps=eps)(torch.arange(40), x, y, 0)
     assert [call[:3] for call in calls] == [

@@ -150,7 +150,7 @@ def test_an_attack_that_some_lack_is_left_out_and_named(make):
 
 
 def test_doubts_go_with_the_figures(make):
-    a, b = make("at-0", doubts=["gradients are zero"]), make("part-0")
+    a, b = make("at-0", warnings=["gradients are zero"]), make("part-0")
     text = str(compare({"at": [a], "part": [b]}, attacks=["pgd20"]))
     assert "McNemar, exact *" in text
     assert text.endswith("* pgd20: gradients are zero")

@@ -30,7 +30,7 @@ def _no_package(monkeypatch):
 
 @pytest.fixture
 def some(net):
-    """Images whose labels are what the network says of them, but for every fourth."""
+    """Images whose labels are what the network says of target, but for every fourth."""
     x = torch.randint(256, (N, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     y = net(x / 255).argmax(1)
     y[::4] = (y[::4] + 1) % 5
@@ -67,7 +67,7 @@ def test_each_cell_is_the_share_of_corrupted_images_that_are_right(ask, net, som
 def outcome_of(flags):
     flags = np.array(flags, bool)
     correct, n = int(flags.sum()), len(flags)
-    entry = {"attack": "x", "accuracy": correct / n, "interval": [0.0, 1.0], "n": n, "doubts": [], "settings": {}}
+    entry = {"attack": "x", "accuracy": correct / n, "interval": [0.0, 1.0], "n": n, "warnings": [], "settings": {}}
     return Outcome(entry, flags, reused=False)
 
 
@@ -104,8 +104,8 @@ def test_the_table_has_a_line_for_each_corruption(ask):
 def test_drawn_frost_is_doubted_and_pictures_are_not(ask, tmp_path):
     for name in frost.PICTURES:
         Image.fromarray(np.full((60, 60, 3), 99, np.uint8)).save(tmp_path / name)
-    assert ask(names="frost")["frost-drawn", 1].doubts == [DRAWN]
-    assert ask(names="frost", frost=tmp_path)["frost", 1].doubts == []
+    assert ask(names="frost")["frost-drawn", 1].warnings == [DRAWN]
+    assert ask(names="frost", frost=tmp_path)["frost", 1].warnings == []
 
 
 def test_official_files_are_used_where_they_are_named(ask, net, some, tmp_path):

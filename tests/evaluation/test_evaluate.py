@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import pixelpart as pp
-from pixelpart import defaults
 from pixelpart.attacks import ATTACKS, SEARCHES, VERSIONS, Attack
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.square import square_search
 from pixelpart.cli.main import main
+from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError
 from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.evaluate import evaluate
@@ -85,9 +85,9 @@ def test_the_defaults_are_the_same_in_python_and_on_the_command_line(run, capsys
     result = evaluate(run, images=4, device="cpu")
     assert result.entries == entries
     assert all(result[name].reused for name in result)
-    assert tuple(result) == defaults.ATTACKS
-    assert (entries[1]["eps"], entries[1]["seed"]) == (defaults.EPS, defaults.SEED)
-    assert entries[1]["settings"]["step_size"] == defaults.STEP_SIZE
+    assert tuple(result) == DEFAULT_ATTACKS
+    assert (entries[1]["eps"], entries[1]["seed"]) == (DEFAULT_EPS, DEFAULT_SEED)
+    assert entries[1]["settings"]["step_size"] == DEFAULT_STEP_SIZE
 
 
 @pytest.mark.parametrize(
@@ -344,5 +344,5 @@ def test_an_autoattack_in_which_square_does_better_than_gradients_is_in_doubt(pl
     parts = {"apgd-ce": apgd_search(steps=5), "square": square_search(40)}
     monkeypatch.setitem(VERSIONS, "standard", parts)
     masked, open_ = (evaluate(m, data=pair, attacks="autoattack", eps=0.03) for m in (Stairs(plane), plane))
-    assert any("Square, which needs no gradient, broke" in doubt for doubt in masked["autoattack"].doubts)
-    assert not open_["autoattack"].doubts
+    assert any("Square, which needs no gradient, broke" in warning for warning in masked["autoattack"].warnings)
+    assert not open_["autoattack"].warnings

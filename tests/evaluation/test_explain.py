@@ -11,7 +11,7 @@ from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain, heat_and_budget, high, object_share, spread
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 
 
 def test_spread_takes_the_first_of_every_class_then_the_second():
@@ -111,7 +111,7 @@ def test_object_shares_are_counted_by_hand_and_dead_maps_left_out(monkeypatch):
     where[2] = True
     calls = iter(heat.split(2))
     monkeypatch.setattr(masks, "heatmap", lambda model, x, **settings: next(calls))
-    pictures = Pictures(torch.zeros(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64), torch.device("cpu"))
+    pictures = ImageSet(torch.zeros(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64), torch.device("cpu"))
     shares = object_share(None, pictures, where, Config(mask={"rule": "mean"}), batch_size=2)
     assert shares == {
         "n": 2, "dead": 1, "object_area": 3 / 8,

@@ -34,7 +34,7 @@ def test_a_trained_model_passes(honest):
     report = check(honest, data="corners")
     assert [one.name for one in report.behaviours] == NAMES
     assert [one.verdict for one in report.behaviours] == [EXPECTED] * 5
-    assert report.doubts == []
+    assert report.warnings == []
     assert report.verdict == EXPECTED
     assert report.facts["natural"] > 0.9
     step, box = report["one step"].numbers, report["black box"].numbers
@@ -85,9 +85,9 @@ def test_a_hidden_gradient_is_caught(case, honest):
     assert report.verdict == SUSPICIOUS
     assert f"verdict: suspicious: {', '.join(name for name in NAMES if name in suspicious)}" in str(report)
     if case == "random":
-        assert sanity.RANDOM in report.doubts
+        assert sanity.RANDOM in report.warnings
     if case in ("saturated", "quantised"):
-        assert any("gradient of the cross-entropy is zero" in doubt for doubt in report.doubts)
+        assert any("gradient of the cross-entropy is zero" in warning for warning in report.warnings)
 
 
 def test_a_hidden_gradient_on_few_images_is_caught_too(honest):
@@ -189,7 +189,7 @@ def test_the_page_has_a_line_for_each_and_the_verdict_last(plane, pair):
     lines = str(check(plane, data=pair, eps=0.02, step_size=0.0005)).splitlines()
     assert [line[:11].strip() for line in lines[:5]] == NAMES
     assert lines[5].startswith("* steps * step_size < eps")
-    assert lines[6] == "verdict: suspicious: one step, doubts; n = 40"
+    assert lines[6] == "verdict: suspicious: one step, warnings; n = 40"
 
 
 def test_a_thousand_images_are_enough_unless_told_otherwise(plane, monkeypatch):

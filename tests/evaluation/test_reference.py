@@ -17,7 +17,7 @@ from pixelpart.cli.main import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation import reference
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.reference import build, under_reference
 
 pyautoattack = pytest.importorskip("pyautoattack")
@@ -36,7 +36,7 @@ def cut_short(attack):
 def _short(monkeypatch):
     """All of its attacks, with a few steps each; ours, with which it shares a cache, too."""
     original = build
-    monkeypatch.setattr(reference, "build", lambda *them, **settings: cut_short(original(*them, **settings)))
+    monkeypatch.setattr(reference, "build", lambda *target, **settings: cut_short(original(*target, **settings)))
     monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": apgd_search(steps=5)})
 
 
@@ -57,7 +57,7 @@ def stand(model, data, *, right=None, eps=EPS, version="standard", seed=0, batch
     x, y = data
     model = model.eval().requires_grad_(False)
     right = model(x).argmax(1) == y if right is None else right
-    pictures = Pictures(x, y, CPU)
+    pictures = ImageSet(x, y, CPU)
     return under_reference(model, pictures, right=right, eps=eps, version=version, seed=seed, batch_size=batch_size)
 
 

@@ -1,4 +1,4 @@
-"""Every doubt has a model made to raise it, and a sound model raises none."""
+"""Every warning has a model made to raise it, and a sound model raises none."""
 
 import functools
 import re
@@ -10,7 +10,7 @@ from torch import nn
 from pixelpart import data, models
 from pixelpart.evaluation import sanity
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.result import Outcome, Result
 
 
@@ -32,7 +32,7 @@ def light():
     generator = torch.Generator().manual_seed(4)
     y = torch.arange(100) // 50
     x = 0.2 * torch.rand(100, 3, 6, 6, generator=generator) + torch.where(y == 1, 0.55, 0.25)[:, None, None, None]
-    return Pictures(x, y, torch.device("cpu"))
+    return ImageSet(x, y, torch.device("cpu"))
 
 
 def looks(model, pictures):
@@ -56,7 +56,7 @@ def test_a_sound_model_raises_no_doubt(case, light):
 @functools.cache
 def shapes():
     x, y = data.load("shapes", split="test")
-    return Pictures(x[:200], y[:200], torch.device("cpu"))
+    return ImageSet(x[:200], y[:200], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["tiny-cnn", "wrn-10-1"])
@@ -93,9 +93,9 @@ class Band(Light):
 def test_a_model_for_another_scale_is_found_out(case, light):
     change, right, message = SCALES[case]
     assert looks(Band(), light) == []
-    (doubt,) = looks(Band(change), light)
-    assert doubt.startswith(f"of 100 images the model gets {right} right as they are, and 100 when ")
-    assert doubt.endswith(message)
+    (warning,) = looks(Band(change), light)
+    assert warning.startswith(f"of 100 images the model gets {right} right as they are, and 100 when ")
+    assert warning.endswith(message)
 
 
 class Somewhat(nn.Module):
@@ -112,8 +112,8 @@ def test_a_model_that_is_somewhat_better_on_another_scale_is_found_out():
     """As a small robust network was that normalised twice."""
     y, luck = torch.arange(1000) % 10, torch.rand(1000, generator=torch.Generator().manual_seed(0))
     x = torch.stack((y / 10, luck), 1)[:, :, None, None].expand(-1, -1, 2, 2).contiguous()
-    (doubt,) = sanity.of_model(Somewhat(), Pictures(x, y, torch.device("cpu")))
-    assert "0 to 255" in doubt
+    (warning,) = sanity.of_model(Somewhat(), ImageSet(x, y, torch.device("cpu")))
+    assert "0 to 255" in warning
 
 
 def test_a_model_that_refuses_other_scales_is_not_asked_twice(light):
@@ -127,15 +127,15 @@ def test_a_model_that_refuses_other_scales_is_not_asked_twice(light):
 
 def test_one_class_for_all_is_no_better_answer(light):
     assert looks(Light(lambda x: x - 1), light) == []  # right on half of them on every scale
-    only = Pictures(light.images[50:], light.labels[50:], light.device)
+    only = ImageSet(light.images[50:], light.labels[50:], light.device)
     assert looks(Light(lambda x: x / 255), only) == []  # and here the one class is that of all images
 
 
 def test_grey_images_have_a_scale_too(light):
-    grey = Pictures(light.images[:, :1], light.labels, light.device)
+    grey = ImageSet(light.images[:, :1], light.labels, light.device)
     assert looks(Light(), grey) == []
-    (doubt,) = looks(Light(lambda x: x / 255), grey)
-    assert "0 to 255" in doubt
+    (warning,) = looks(Light(lambda x: x / 255), grey)
+    assert "0 to 255" in warning
 
 
 @pytest.mark.parametrize(("wins", "losses", "better"), [(10, 0, True), (9, 0, False), (20, 3, True), (20, 5, False)])
@@ -176,7 +176,7 @@ def test_outputs_of_a_sigmoid_are_taken_for_no_logits(light):
 
 
 def test_one_image_is_enough_to_look_at(light):
-    one = Pictures(light.images[:1], light.labels[:1], light.device)
+    one = ImageSet(light.images[:1], light.labels[:1], light.device)
     assert looks(Light(), one) == []
 
 
@@ -188,16 +188,16 @@ def stairs(x):
 
 
 def test_a_masked_gradient_is_counted(light):
-    doubts = looks(Light(stairs), light)
-    assert [re.search("of the (.*) is zero or NaN at (.*):", doubt).groups() for doubt in doubts] == [
+    warnings = looks(Light(stairs), light)
+    assert [re.search("of the (.*) is zero or NaN at (.*):", warning).groups() for warning in warnings] == [
         ("cross-entropy", "64 of 64 images that are right"),
         ("margin", "64 of 64 images that are right"),
     ]
 
 
 def test_a_saturated_softmax_masks_the_cross_entropy_alone(light):
-    (doubt,) = looks(Light(sharpness=5000.0), light)
-    assert "cross-entropy is zero or NaN at 64 of 64" in doubt
+    (warning,) = looks(Light(sharpness=5000.0), light)
+    assert "cross-entropy is zero or NaN at 64 of 64" in warning
 
 
 def test_images_that_are_wrong_to_begin_with_do_not_count(light):
@@ -210,7 +210,7 @@ def test_images_that_are_wrong_to_begin_with_do_not_count(light):
 
 def test_a_gradient_that_is_not_a_number_counts_as_none(light):
     broken = Light(lambda x: x + 0 * (x - x).sqrt())
-    assert any("cross-entropy is zero or NaN at 64 of 64" in doubt for doubt in looks(broken, light))
+    assert any("cross-entropy is zero or NaN at 64 of 64" in warning for warning in looks(broken, light))
 
 
 class Told(torch.autograd.Function):
@@ -235,9 +235,9 @@ class Told(torch.autograd.Function):
     ],
 )
 def test_a_gradient_that_leads_down_is_found_out(tell, falls, light):
-    doubts = looks(Light(lambda x: Told.apply(x, tell)), light)
+    warnings = looks(Light(lambda x: Told.apply(x, tell)), light)
     told = f"the cross-entropy falls by a small step along its gradient at {falls} of 64 images that are right"
-    assert [doubt.partition(":")[0] for doubt in doubts if "cross-entropy" in doubt] == [told] * (falls > 0)
+    assert [warning.partition(":")[0] for warning in warnings if "cross-entropy" in warning] == [told] * (falls > 0)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_a_gradient_that_leads_down_is_found_out(tell, falls, light):
     ],
 )
 def test_a_gradient_of_another_function_is_found_out(tell, off, light):
-    doubts = looks(Light(lambda x: Told.apply(x, tell)), light)
+    warnings = looks(Light(lambda x: Told.apply(x, tell)), light)
     told = f"the margin does not rise along its gradient as that tells at {off} of 64 images that are right"
-    assert [doubt.partition(":")[0] for doubt in doubts if "margin" in doubt] == [told] * (off > 0)
+    assert [warning.partition(":")[0] for warning in warnings if "margin" in warning] == [told] * (off > 0)
 
 
 def test_a_model_that_is_sure_of_all_is_not_led_astray_by_rounding(light):
@@ -277,17 +277,19 @@ def test_logits_scaled_down_are_found_out(scale, faint):
     generator = torch.Generator().manual_seed(4)
     y = torch.arange(80) % 4
     x = torch.linspace(0.2, 0.8, 4)[y][:, None, None, None] + 0.02 * torch.rand(80, 3, 6, 6, generator=generator)
-    doubts = looks(Bands(scale), Pictures(x, y, torch.device("cpu")))
-    assert [doubt.partition(" and ")[0] for doubt in doubts] == ["the model is right about 100% of the images"] * faint
+    warnings = looks(Bands(scale), ImageSet(x, y, torch.device("cpu")))
+    assert [warning.partition(" and ")[0] for warning in warnings] == [
+        "the model is right about 100% of the images"
+    ] * faint
     few = torch.where(torch.arange(80) % 5 < 2, y, (y + 1) % 4)
-    assert looks(Bands(scale), Pictures(x, few, torch.device("cpu"))) == []  # 40 % right, as by chance
+    assert looks(Bands(scale), ImageSet(x, few, torch.device("cpu"))) == []  # 40 % right, as by chance
 
 
 # -- mode and settings
 
 
 @pytest.mark.parametrize(
-    ("layer", "doubted"),
+    ("layer", "warned"),
     [
         (nn.BatchNorm2d(3), True),
         (nn.BatchNorm2d(3, track_running_stats=False), False),
@@ -297,15 +299,15 @@ def test_logits_scaled_down_are_found_out(scale, faint):
         (nn.ReLU(), False),
     ],
 )
-def test_train_mode_is_told_where_it_matters(layer, doubted):
+def test_train_mode_is_told_where_it_matters(layer, warned):
     model = nn.Sequential(layer, nn.Flatten())
-    assert sanity.of_mode(model.train()) == ([sanity.TRAIN_MODE] if doubted else [])
+    assert sanity.of_mode(model.train()) == ([sanity.TRAIN_MODE] if warned else [])
     assert sanity.of_mode(model.eval()) == []
     assert sanity.of_mode(nn.Sequential(model.train(), nn.Flatten().eval()).eval()) == []
 
 
 @pytest.mark.parametrize(
-    ("eps", "settings", "doubted"),
+    ("eps", "settings", "warned"),
     [
         (8 / 255, {"steps": 3, "step_size": 2 / 255}, True),
         (8 / 255, {"steps": 4, "step_size": 2 / 255}, False),
@@ -315,13 +317,13 @@ def test_train_mode_is_told_where_it_matters(layer, doubted):
         (0.0, {}, False),
     ],
 )
-def test_steps_that_cannot_cross_the_ball_are_told(eps, settings, doubted):
-    assert bool(sanity.of_settings(eps, settings)) is doubted
+def test_steps_that_cannot_cross_the_ball_are_told(eps, settings, warned):
+    assert bool(sanity.of_settings(eps, settings)) is warned
 
 
 def test_the_words_about_steps_have_the_numbers():
-    (doubt,) = sanity.of_settings(8 / 255, {"steps": 3, "step_size": 2 / 255})
-    assert "(3 * 2/255 < 8/255)" in doubt
+    (warning,) = sanity.of_settings(8 / 255, {"steps": 3, "step_size": 2 / 255})
+    assert "(3 * 2/255 < 8/255)" in warning
 
 
 # -- on the way to the figures
@@ -330,15 +332,15 @@ def test_the_words_about_steps_have_the_numbers():
 def test_doubts_go_into_the_entries_they_are_about(net, pair, tmp_path):
     settings = {"data": pair, "eps": 0.03, "step_size": 0.01, "out": tmp_path}
     result = evaluate(net.train(), attacks=["natural", "pgd3", "pgd2"], **settings)
-    assert result["natural"].doubts == result["pgd3"].doubts == [sanity.TRAIN_MODE]
-    assert result["pgd2"].doubts == [sanity.TRAIN_MODE, *sanity.of_settings(0.03, {"steps": 2, "step_size": 0.01})]
-    assert result.entries[2]["doubts"] == result["pgd2"].doubts
+    assert result["natural"].warnings == result["pgd3"].warnings == [sanity.TRAIN_MODE]
+    assert result["pgd2"].warnings == [sanity.TRAIN_MODE, *sanity.of_settings(0.03, {"steps": 2, "step_size": 0.01})]
+    assert result.entries[2]["warnings"] == result["pgd2"].warnings
 
 
 def test_doubts_come_with_a_reused_result_and_are_not_looked_for_again(net, pair, tmp_path, monkeypatch):
     settings = {"data": pair, "attacks": ["natural", "pgd2"], "eps": 0.03, "step_size": 0.01, "out": tmp_path}
     first = evaluate(net, **settings)
-    assert [first[name].doubts == [] for name in first] == [True, False]
+    assert [first[name].warnings == [] for name in first] == [True, False]
     monkeypatch.setattr(sanity, "of_model", None)
     monkeypatch.setattr(sanity, "of_gradients", None)
     again = evaluate(net, **settings)
@@ -348,14 +350,14 @@ def test_doubts_come_with_a_reused_result_and_are_not_looked_for_again(net, pair
 
 def test_the_mode_is_that_of_this_call_not_of_an_earlier_one(net, pair, tmp_path):
     settings = {"data": pair, "attacks": ["natural"], "out": tmp_path}
-    for mode, doubts in ((True, [sanity.TRAIN_MODE]), (False, []), (True, [sanity.TRAIN_MODE])):
-        assert evaluate(net.train(mode), **settings)["natural"].doubts == doubts
+    for mode, warnings in ((True, [sanity.TRAIN_MODE]), (False, []), (True, [sanity.TRAIN_MODE])):
+        assert evaluate(net.train(mode), **settings)["natural"].warnings == warnings
 
 
 def test_a_natural_figure_needs_no_gradient(light):
     result = evaluate(Light(stairs), data=(light.images, light.labels), attacks=["natural", "pgd4"])
-    assert result["natural"].doubts == []
-    assert len(result["pgd4"].doubts) == 2
+    assert result["natural"].warnings == []
+    assert len(result["pgd4"].warnings) == 2
 
 
 def test_looking_leaves_the_model_and_the_figures_as_they_are(net, pair, monkeypatch):
@@ -368,8 +370,8 @@ def test_looking_leaves_the_model_and_the_figures_as_they_are(net, pair, monkeyp
 
 
 def test_the_table_stars_what_is_doubted_and_says_why_below():
-    def outcome(doubts):
-        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "doubts": doubts, "seconds": 1.0}
+    def outcome(warnings):
+        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "warnings": warnings, "seconds": 1.0}
         return Outcome(entry, None, reused=False)
 
     text = str(Result({"natural": outcome([]), "pgd2": outcome(["a", "b"]), "mma2": outcome(["b"])}))

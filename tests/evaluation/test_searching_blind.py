@@ -112,7 +112,7 @@ def test_square_needs_no_gradient_and_is_run_where_there_is_none(net, pair, monk
     settings = {"data": pair, "attacks": ["natural", "square"], "eps": 0.02}
     closed, opened = evaluate(Closed(net.eval()), **settings), evaluate(net.eval(), **settings)
     assert closed.flags["square"].tolist() == opened.flags["square"].tolist()
-    assert closed["square"].doubts == []
+    assert closed["square"].warnings == []
     assert 0 < closed["square"].correct < closed["natural"].correct
     with pytest.raises(UserError, match=r"no gradient reaches the model's input.*only natural and square can run"):
         evaluate(Closed(net.eval()), **settings | {"attacks": ["natural", "square", "pgd20"]})

@@ -11,7 +11,7 @@ from pixelpart import attacks, data, models
 from pixelpart.attacks import ATTACKS
 from pixelpart.evaluation import measuring, searching
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.pictures import Pictures
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.searching import choose_search, clean_logits, trusted_view
 from pixelpart.view.borrow import FrozenView
 from searches import CPU, EPS, plane_truth
@@ -29,7 +29,7 @@ def test_auto_is_bf16_on_a_gpu_alone(asked, device, chosen):
 def test_bf16_search_finds_what_fp32_confirms(net, labelled):
     wide, narrow = (evaluate(net, data=labelled, attacks="autoattack", eps=EPS, search=s) for s in ("fp32", "bf16"))
     assert narrow.entries[0]["settings"]["search"] == "bf16"
-    assert narrow["autoattack"].doubts == wide["autoattack"].doubts
+    assert narrow["autoattack"].warnings == wide["autoattack"].warnings
     assert abs(narrow["autoattack"].correct - wide["autoattack"].correct) <= 1
 
 
@@ -70,27 +70,27 @@ def test_a_model_without_a_bf16_view_is_searched_as_it_is_and_the_entry_says_so(
     assert len(said) == 1
     assert "the model cannot be searched through in bf16" in said[0]
     assert narrow["autoattack"].entry["settings"]["search"] == "fp32"
-    assert narrow["autoattack"].doubts == plain["autoattack"].doubts  # fp32 decides anyway
+    assert narrow["autoattack"].warnings == plain["autoattack"].warnings  # fp32 decides anyway
 
 
 def test_in_fp32_an_unreadable_model_is_no_cause_for_doubt(net, labelled):
     said = []
     result = evaluate(Branching(net).eval(), data=labelled, attacks="apgd-ce", eps=EPS, search="fp32", say=said.append)
     assert said == []
-    assert result["apgd-ce"].doubts == evaluate(net, data=labelled, attacks="apgd-ce", eps=EPS)["apgd-ce"].doubts
+    assert result["apgd-ce"].warnings == evaluate(net, data=labelled, attacks="apgd-ce", eps=EPS)["apgd-ce"].warnings
 
 
 def test_a_view_that_says_something_else_than_the_model_is_not_trusted(net, labelled, monkeypatch):
-    pictures = Pictures(*labelled, CPU)
+    pictures = ImageSet(*labelled, CPU)
     clean = clean_logits(net, pictures, batch_size=7)
     assert torch.allclose(clean, net(labelled[0]), atol=1e-5)
-    view, doubt = trusted_view(net, pictures, "fp32")
+    view, warning = trusted_view(net, pictures, "fp32")
     assert view is not net
-    assert doubt is None
+    assert warning is None
     monkeypatch.setattr(searching, "view_for_search", lambda model, dtype, device: lambda x: -net(x))
-    view, doubt = trusted_view(net, pictures, "fp32")
+    view, warning = trusted_view(net, pictures, "fp32")
     assert view is net
-    assert "used as it is" in doubt
+    assert "used as it is" in warning
 
 
 def test_a_view_that_errs_everywhere_breaks_nothing_that_fp32_does_not_confirm(plane, pair, monkeypatch):

@@ -12,8 +12,8 @@ import torch
 from pixelpart.cli.main import main
 from pixelpart.evaluation import accuracy
 from pixelpart.evaluation.evaluate import evaluate
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
-from pixelpart.evaluation.pictures import Pictures
 from pixelpart.evaluation.searching import under_searches
 from searches import CPU, EPS, evaluated, journals, short, stop_after
 
@@ -249,7 +249,7 @@ def under(model, pictures, right, journal, tell=lambda *news: None):
 
 def test_what_other_processes_have_broken_does_not_change_ones_own_share(net, labelled):
     """Each has its own samples, and knows after a restart what all have settled."""
-    pictures = Pictures(*labelled, CPU)
+    pictures = ImageSet(*labelled, CPU)
     right = net(labelled[0]).argmax(1) == labelled[1]
     mine = right & (torch.arange(20) % 2 == 0)
     alone, told, journal = under(net, pictures, mine, Journal()), [], Journal()
@@ -264,6 +264,6 @@ def test_what_other_processes_have_broken_does_not_change_ones_own_share(net, la
 def test_the_flags_handed_in_are_left_as_they_are(net, labelled):
     right = net(labelled[0]).argmax(1) == labelled[1]
     before = right.clone()
-    flags = under(net, Pictures(*labelled, CPU), right, Journal())
+    flags = under(net, ImageSet(*labelled, CPU), right, Journal())
     assert torch.equal(right, before)
     assert not (flags & ~right).any()

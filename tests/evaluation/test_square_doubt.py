@@ -1,4 +1,4 @@
-"""An AutoAttack in which Square finds what gradients do not is in doubt."""
+"""An AutoAttack in which Square finds what gradients do not is in warning."""
 
 import functools
 import json
@@ -9,8 +9,8 @@ import torch
 
 from pixelpart.evaluation import accuracy, identity, sanity, store
 from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS
+from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.obfuscation import check, of_square
-from pixelpart.evaluation.pictures import Pictures
 
 pytestmark = pytest.mark.usefixtures("corner_set")
 
@@ -32,18 +32,18 @@ pytestmark = pytest.mark.usefixtures("corner_set")
     ],
 )
 def test_square_must_not_break_what_gradients_left(left, n, broken):
-    doubts = sanity.of_parts(left, n)
-    assert len(doubts) == (broken > 0)
+    warnings = sanity.of_parts(left, n)
+    assert len(warnings) == (broken > 0)
     if broken:
-        assert f"broke {broken} of {n} images that the white-box parts left standing" in doubts[0]
+        assert f"broke {broken} of {n} images that the white-box parts left standing" in warnings[0]
 
 
-def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, doubts=(), pixels="same"):
+def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, warnings=(), pixels="same"):
     key = identity.digest([attack, probe, eps, pixels])[:32]
     entry = {
         "attack": attack, "subject": None, "checkpoint": None, "dataset": "corners", "split": "test",
         "accuracy": int(right.sum()) / len(right), "correct": int(right.sum()), "n": len(right), "eps": eps,
-        "settings": {}, "seed": 0, "precision": "fp32", "doubts": list(doubts), "pixels": pixels,
+        "settings": {}, "seed": 0, "precision": "fp32", "warnings": list(warnings), "pixels": pixels,
         "fingerprint": store.fingerprint(right), "key": key, "asked": "", "probe": list(probe),
     }  # fmt: skip
     store.add(folder, entry, right)
@@ -62,12 +62,12 @@ def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
     stored(tmp_path, "fab-t", left, eps=4 / 255)
     assert look() == []
     stored(tmp_path, "fab-t", left & (np.arange(80) > 3))
-    (doubt,) = look()
-    assert doubt.startswith("Square, which needs no gradient, broke 56 of 80 images")
-    stored(tmp_path, "autoattack", left, doubts=["a doubt"], eps=4 / 255)
-    assert look() == [doubt]
-    stored(tmp_path, "autoattack@8/255", left, doubts=["a doubt"])
-    assert sorted(look()) == sorted(["a doubt", doubt])
+    (warning,) = look()
+    assert warning.startswith("Square, which needs no gradient, broke 56 of 80 images")
+    stored(tmp_path, "autoattack", left, warnings=["a warning"], eps=4 / 255)
+    assert look() == [warning]
+    stored(tmp_path, "autoattack@8/255", left, warnings=["a warning"])
+    assert sorted(look()) == sorted(["a warning", warning])
     (tmp_path / "eval.json").write_text(json.dumps({"schema_version": 1, "entries": [{"eps": 8 / 255}]}))
     assert look() == []
 
@@ -75,8 +75,10 @@ def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
 def test_doubts_about_kept_figures_are_in_the_report(plane, pair, tmp_path):
     settings = {"data": pair, "eps": 0.02, "step_size": 0.01, "out": tmp_path}
     assert check(plane, **settings).verdict == EXPECTED
-    pictures = Pictures(*pair, torch.device("cpu"))
+    pictures = ImageSet(*pair, torch.device("cpu"))
     probe = identity.signature(accuracy.check_model(plane, pictures, probes=identity.PROBES))
-    stored(tmp_path, "autoattack", np.zeros(40, bool), probe=tuple(probe), eps=0.02, doubts=["a doubt", "a doubt"])
+    stored(
+        tmp_path, "autoattack", np.zeros(40, bool), probe=tuple(probe), eps=0.02, warnings=["a warning", "a warning"]
+    )
     report = check(plane, **settings)
-    assert (report.doubts, report.verdict) == (["a doubt"], SUSPICIOUS)
+    assert (report.warnings, report.verdict) == (["a warning"], SUSPICIOUS)

@@ -219,8 +219,8 @@ def test_flags_that_are_gone_or_spoilt_are_computed_again(spoil, ask, net, tmp_p
         ("key", 7),
         ("probe", None),
         ("probe", []),
-        ("doubts", None),
-        ("doubts", [3]),
+        ("warnings", None),
+        ("warnings", [3]),
     ],
 )
 def test_an_entry_that_contradicts_its_flags_is_computed_again(field, value, ask, net, tmp_path):

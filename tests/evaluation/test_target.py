@@ -111,14 +111,14 @@ def test_a_function_is_evaluated_like_its_model(own):
     expected = evaluate(models.build("tiny-cnn").eval(), data="shapes", **FEW)
     assert all(np.array_equal(result.flags[name], expected.flags[name]) for name in result)
     assert result.entries[0]["subject"] == own
-    assert result["natural"].doubts == []
+    assert result["natural"].warnings == []
 
 
 def test_the_mode_a_function_leaves_its_model_in_is_told(own, tmp_path):
     (tmp_path / "subject_models.py").write_text(
         "import pixelpart as pp\ndef small(): return pp.models.build('tiny-cnn')"
     )
-    assert "train mode" in evaluate(own, data="shapes", **FEW)["natural"].doubts[0]
+    assert "train mode" in evaluate(own, data="shapes", **FEW)["natural"].warnings[0]
 
 
 def test_without_images_nothing_is_imported(own, tmp_path):

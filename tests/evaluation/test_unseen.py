@@ -118,8 +118,8 @@ def test_both_parts_of_a_norm_break_at_least_what_the_first_does(net, pair):
 
 def test_an_eps_of_its_own_is_what_steps_have_to_cross(plane, pair):
     result = evaluate(plane, data=pair, attacks="pgd2,pgd2@0.05", eps=0.01, step_size=0.01)
-    assert result["pgd2"].doubts == []
-    assert result["pgd2@0.05"].doubts == sanity.of_settings(0.05, {"steps": 2, "step_size": 0.01}) != []
+    assert result["pgd2"].warnings == []
+    assert result["pgd2@0.05"].warnings == sanity.of_settings(0.05, {"steps": 2, "step_size": 0.01}) != []
 
 
 def test_the_same_attack_under_another_name_is_not_run_again(net, pair, tmp_path):

@@ -161,7 +161,7 @@ def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatc
     monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": apgd_search(steps=3), "square": square_search(40)})
     settings = {"data": pair, "attacks": "autoattack", "eps": 0.03}
     alone = evaluate(Stairs(), **settings)["autoattack"]
-    assert any("Square" in doubt for doubt in alone.doubts)
+    assert any("Square" in warning for warning in alone.warnings)
     shared, found, shares = Shared(3), {}, []
     monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
 
@@ -170,6 +170,6 @@ def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatc
         found[rank] = evaluate(Stairs(), **settings, world=World(rank, 3), progress=told)["autoattack"]
 
     at_once(work, 3)
-    assert [found[rank].doubts for rank in range(3)] == [alone.doubts] * 3
+    assert [found[rank].warnings for rank in range(3)] == [alone.warnings] * 3
     assert [found[rank].right.tolist() for rank in range(3)] == [alone.right.tolist()] * 3
     assert 0 <= min(shares) <= max(shares) <= 1

@@ -1,4 +1,4 @@
-"""Doubts, check's verdicts and corruptions stand on the page as the files have them."""
+"""Warnings, check's verdicts and corruptions stand on the page as the files have them."""
 
 import json
 
@@ -14,7 +14,7 @@ CHECK = {
         {"name": "one step", "found": "80 % after one, 40 % after 20", "rule": "r", "verdict": "as expected"},
         {"name": "unbounded", "found": "12 % left at eps 1", "rule": "r", "verdict": "suspicious"},
     ],
-    "doubts": ["<b>two</b> passes differ"],
+    "warnings": ["<b>two</b> passes differ"],
 }  # fmt: skip
 
 
@@ -42,14 +42,14 @@ def page(parse, tmp_path, *folders):
 
 
 def test_a_doubted_figure_has_a_star_and_the_doubt_below(make_run, parse, tmp_path, entry):
-    doubt = "Square, which needs no gradient, broke 9 of 1000 images"
-    folder = make_run(entries=[entry("natural", 0.71), entry("autoattack", 0.43, doubts=[doubt])])
+    warning = "Square, which needs no gradient, broke 9 of 1000 images"
+    folder = make_run(entries=[entry("natural", 0.71), entry("autoattack", 0.43, warnings=[warning])])
     found = page(parse, tmp_path, folder)
     cells = [cell.text for cell in found.all("td", "figure")]
     assert ["*" in cell for cell in cells] == [False, True]
-    (told,) = found.all("ul", "doubts")
-    assert told.text.strip() == f"{doubt} (part, autoattack)"
-    assert not page(parse, tmp_path, make_run("other")).all("ul", "doubts")
+    (told,) = found.all("ul", "warnings")
+    assert told.text.strip() == f"{warning} (part, autoattack)"
+    assert not page(parse, tmp_path, make_run("other")).all("ul", "warnings")
 
 
 def test_verdicts_of_check_are_shown_as_text(make_run, parse, tmp_path):
@@ -60,7 +60,7 @@ def test_verdicts_of_check_are_shown_as_text(make_run, parse, tmp_path):
     rows = [[cell.text.strip() for cell in row.children if hasattr(cell, "tag")] for row in section.all("tr")]
     assert rows[1:] == [[one["name"], one["verdict"], one["found"]] for one in CHECK["behaviours"]]
     assert section.all("h3")[0].text.split()[-1] == "suspicious"
-    assert section.all("ul", "doubts")[0].text.strip() == CHECK["doubts"][0]
+    assert section.all("ul", "warnings")[0].text.strip() == CHECK["warnings"][0]
 
 
 def test_the_mean_of_corruptions_is_that_of_all_versions_with_images_as_draws(make_run, parse, tmp_path, corrupt):

@@ -10,7 +10,7 @@ from pixelpart.types import Images, Labels
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """The images under attack, uint8 or in [0,1], their labels, and where the work is done."""
 
     images: Tensor
