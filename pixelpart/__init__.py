@@ -8,9 +8,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pixelpart import attacks, data, masks, models, objectives, recipes
     from pixelpart.engine.train import train
+    from pixelpart.evaluation.checks.obfuscation import check
     from pixelpart.evaluation.corruptions import corruptions
     from pixelpart.evaluation.evaluate import evaluate
-    from pixelpart.evaluation.obfuscation import check
     from pixelpart.runs import Run
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 
 _HOMES = {
     "Run": "pixelpart.runs",
-    "check": "pixelpart.evaluation.obfuscation",
+    "check": "pixelpart.evaluation.checks.obfuscation",
     "corruptions": "pixelpart.evaluation.corruptions",
     "evaluate": "pixelpart.evaluation.evaluate",
     "train": "pixelpart.engine.train",

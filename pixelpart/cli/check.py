@@ -40,8 +40,8 @@ def check(args: list[str]) -> int:
     parser.add_argument("--strict", action="store_true", help=f"exit with {STRICT} if the verdict is suspicious")
     add_running(parser, json="the content of check.json on stdout")
     found = parser.parse_all(args)
-    from pixelpart.evaluation.behaviours import SUSPICIOUS
-    from pixelpart.evaluation.obfuscation import check as run_check
+    from pixelpart.evaluation.checks.behaviours import SUSPICIOUS
+    from pixelpart.evaluation.checks.obfuscation import check as run_check
 
     use_network(found)
     screen = Screen(quiet=found.quiet)

@@ -17,7 +17,8 @@ from pixelpart.data import SETS
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.data.corruptions.files import Facts, Source, check_names, open_source
 from pixelpart.errors import UserError, choose
-from pixelpart.evaluation import accuracy, identity, sanity, store
+from pixelpart.evaluation import accuracy, identity, store
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import machine
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.result import Outcome
@@ -213,7 +214,7 @@ class Desk:
 
     def _record(self, name: str, severity: int, facts: Facts, asked: str, right: FlagArray, seconds: float) -> Outcome:
         if self.warnings is None:
-            self.warnings = [*self.target.warnings, *sanity.of_model(self.model, self.target.pictures)]
+            self.warnings = [*self.target.warnings, *sanity.model_warnings(self.model, self.target.pictures)]
         called = self.source.name(name) if severity else name
         correct, n, folder = int(right.sum()), len(right), self.target.folder
         key = identity.digest([asked, self.probe])[:32]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError, unknown
-from pixelpart.evaluation import accuracy, adaptive, identity, sanity, store
+from pixelpart.evaluation import accuracy, adaptive, identity, store
 from pixelpart.evaluation.attack_spec import (
     ENGINES,
     GRADIENT_FREE,
@@ -25,6 +25,7 @@ from pixelpart.evaluation.attack_spec import (
     parse_attack,
     source_of,
 )
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.measuring import Progress, Work, measure
 from pixelpart.evaluation.result import Outcome, Result
@@ -125,9 +126,12 @@ def evaluate(
             else:
                 if attack.kind != "natural" and clean is None:
                     clean = accuracy.natural(model, target.pictures, batch_size=batch_size).numpy()
-                warnings = [*target.warnings, *looked(sanity.of_model)]
+                warnings = [*target.warnings, *looked(sanity.model_warnings)]
                 if attack.kind not in GRADIENT_FREE:
-                    warnings += [*looked(sanity.of_gradients), *sanity.of_settings(facts["eps"], facts["settings"])]
+                    warnings += [
+                        *looked(sanity.gradient_warnings),
+                        *sanity.settings_warnings(facts["eps"], facts["settings"]),
+                    ]
                 file = _journal_file(target, asked, world) if attack.kind != "natural" else None
                 question = _question(attack, target, facts)
                 with Journal(file, asked=asked, probe=signature, question=question) as journal:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pixelpart.evaluation import accuracy, adaptive, sanity
+from pixelpart.evaluation import accuracy, adaptive
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, AttackSpec
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.evaluation.searching import trusted_view, under_searches
@@ -58,7 +59,7 @@ def measure(model: nn.Module, target: Target, work: Work, clean: FlagArray | Non
     )
     stands = _under_attack(model, target, own, torch.from_numpy(mine))
     if len(work.attack.parts) > 1 and work.facts["settings"]["engine"] == "own":
-        for warning in sanity.of_parts(_after_each(work, torch.from_numpy(mine), world), n):
+        for warning in sanity.square_warnings(_after_each(work, torch.from_numpy(mine), world), n):
             work.warning(warning)
     return world.any_of(stands).numpy()
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pixelpart import data as sets
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import sanity
 from pixelpart.evaluation.archive import load_archive
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.function import make_model, parse_name
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.runs import Row, Run, config_of, load_model
@@ -94,7 +94,7 @@ def load_target(
         "epoch": facts.get("epoch"),
         "weights": facts.get("weights", "raw"),
     }
-    warnings = tuple(sanity.of_mode(model)) if kind in ("function", "module") else ()
+    warnings = tuple(sanity.mode_warnings(model)) if kind in ("function", "module") else ()
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
     return Target(model, ImageSet(x, y, place), tags | named, folder, warnings, config)

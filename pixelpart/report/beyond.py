@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from pixelpart.config import explain as explain_mistake
+from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.evaluation.corruptions import FILE, mean_of
-from pixelpart.evaluation.obfuscation import SCHEMA
 from pixelpart.evaluation.store import intact, read_flags
 from pixelpart.report.reading import Entry, Record, RunFiles
 from pixelpart.report.table import Row

@@ -9,8 +9,8 @@ import pytest
 
 from command_line import run_python
 from pixelpart.cli.main import main
-from pixelpart.evaluation import behaviours
-from pixelpart.evaluation.obfuscation import Report
+from pixelpart.evaluation.checks import behaviours
+from pixelpart.evaluation.checks.obfuscation import ObfuscationReport
 
 
 def test_evaluate_prints_a_table_and_writes_it_down(copied, capsys):
@@ -115,7 +115,7 @@ def test_check_exits_with_3_on_suspicion_only_if_it_is_to_be_strict(copied, trai
     assert main(args) == 0
     assert main([*args, "--strict"]) == 3
     assert "verdict: suspicious" in capsys.readouterr().out
-    monkeypatch.setattr(Report, "verdict", "as expected")
+    monkeypatch.setattr(ObfuscationReport, "verdict", "as expected")
     assert main([*args, "--strict"]) == 0
 
 

@@ -6,7 +6,8 @@ from corners import SET
 from pixelpart import data, models
 from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.config import Config
-from pixelpart.evaluation import behaviours, searching, surrogate
+from pixelpart.evaluation import searching
+from pixelpart.evaluation.checks import behaviours, surrogate
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run, save_checkpoint
 from searches import short

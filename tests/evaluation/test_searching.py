@@ -12,7 +12,7 @@ from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.autoattack import autoattack
 from pixelpart.cli.main import main
 from pixelpart.errors import UserError
-from pixelpart.evaluation import sanity
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
 from searches import EPS, evaluated, journals, plane_truth, short
 
@@ -152,7 +152,7 @@ def test_nan_in_the_middle_of_an_attack_is_an_error(net, labelled, attack, monke
     from pixelpart import defaults
 
     monkeypatch.setattr(defaults, "EPS", 0.0)  # noise of the probes, and other scales, are other images too
-    monkeypatch.setattr(sanity, "of_scale", lambda *_: [])
+    monkeypatch.setattr(sanity, "scale_warnings", lambda *_: [])
     with pytest.raises(UserError, match="the model returned NaN or infinite logits"):
         evaluate(Holes(net, labelled[0]).eval(), data=labelled, attacks=attack, eps=EPS, step_size=0.01)
 

@@ -8,8 +8,8 @@ import torch
 from pixelpart.attacks import SEARCHES, TOGETHER
 from pixelpart.cli.main import main
 from pixelpart.errors import UserError
-from pixelpart.evaluation import sanity
 from pixelpart.evaluation.attack_spec import parse_attack
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
 
 
@@ -119,7 +119,7 @@ def test_both_parts_of_a_norm_break_at_least_what_the_first_does(net, pair):
 def test_an_eps_of_its_own_is_what_steps_have_to_cross(plane, pair):
     result = evaluate(plane, data=pair, attacks="pgd2,pgd2@0.05", eps=0.01, step_size=0.01)
     assert result["pgd2"].warnings == []
-    assert result["pgd2@0.05"].warnings == sanity.of_settings(0.05, {"steps": 2, "step_size": 0.01}) != []
+    assert result["pgd2@0.05"].warnings == sanity.settings_warnings(0.05, {"steps": 2, "step_size": 0.01}) != []
 
 
 def test_the_same_attack_under_another_name_is_not_run_again(net, pair, tmp_path):

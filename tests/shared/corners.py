@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pixelpart import data
-from pixelpart.evaluation import surrogate
+from pixelpart.evaluation.checks import surrogate
 
 N = 40
 

@@ -51,7 +51,7 @@ STATISTICS = {
 }
 
 
-def of_mode(model: nn.Module) -> Warnings:
+def mode_warnings(model: nn.Module) -> Warnings:
     """Whether a module, as its owner hands it over, has layers in train mode that would act otherwise than in eval."""
 
     def acts(module: nn.Module) -> bool:
@@ -62,7 +62,7 @@ def of_mode(model: nn.Module) -> Warnings:
     return [TRAIN_MODE] if any(module.training and acts(module) for module in model.modules()) else []
 
 
-def of_settings(eps: float, settings: Mapping[str, Any]) -> Warnings:
+def settings_warnings(eps: float, settings: Mapping[str, Any]) -> Warnings:
     """Whether an attack stays in the ball, and can cross it with its steps: steps * step_size >= eps.
 
     One whose settings have an eps_low takes eps where the model's mask says important, whatever eps is asked for.
@@ -79,7 +79,7 @@ def of_settings(eps: float, settings: Mapping[str, Any]) -> Warnings:
     return warnings
 
 
-def of_parts(left: Mapping[str, int], n: int) -> Warnings:
+def square_warnings(left: Mapping[str, int], n: int) -> Warnings:
     """Whether Square, which sees no gradient, broke more than SQUARE of the images that the other parts left standing.
 
     `left` has the images still right after each part, in the order in which they ran, out of n. The rule is
@@ -95,7 +95,7 @@ def of_parts(left: Mapping[str, int], n: int) -> Warnings:
     ]
 
 
-def of_model(model: Model, pictures: ImageSet) -> Warnings:
+def model_warnings(model: Model, pictures: ImageSet) -> Warnings:
     """Whether the model is random, depends on the batch, squashes its logits, or is better on another scale."""
     x, _ = probes(pictures)
     logits, half, warnings = logits_of(model, x), len(x) // 2, []
@@ -105,10 +105,10 @@ def of_model(model: Model, pictures: ImageSet) -> Warnings:
         warnings.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
         warnings.append(SQUASHED)
-    return warnings + of_scale(model, *probes(pictures, MORE))
+    return warnings + scale_warnings(model, *probes(pictures, MORE))
 
 
-def of_scale(model: Model, x: Images, y: Labels) -> Warnings:
+def scale_warnings(model: Model, x: Images, y: Labels) -> Warnings:
     """Whether the model answers better on another scale than on [0,1], and better there than one class for all would.
 
     Both by an exact sign test at CHANCE: of the images on which two answers differ in being right, as many would favour
@@ -142,7 +142,7 @@ def scales(x: Images) -> dict[str, Images]:
     return made
 
 
-def of_gradients(model: Model, pictures: ImageSet) -> Warnings:
+def gradient_warnings(model: Model, pictures: ImageSet) -> Warnings:
     """At how many images that are right a loss has no gradient that an attack could follow, or one that leads down."""
     x, y = probes(pictures)
     with torch.enable_grad():
@@ -170,10 +170,10 @@ def of_gradients(model: Model, pictures: ImageSet) -> Warnings:
             f"the cross-entropy falls by a small step along its gradient at {falls} of {int(right.sum())} images that "
             "are right: an attack by it is led astray"
         )
-    return warnings + of_confidence(logits, y)
+    return warnings + confidence_warnings(logits, y)
 
 
-def of_confidence(logits: Logits, y: Labels) -> Warnings:
+def confidence_warnings(logits: Logits, y: Labels) -> Warnings:
     """Whether the model is right far more often than it is sure: mean(max_k p_k) - 1/K < FAINT (accuracy - 1/K).
 
     The cross-entropy's gradient is the sum of p_k (grad z_k - grad z_y): where logits are scaled down all wrong classes

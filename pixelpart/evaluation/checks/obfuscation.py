@@ -15,9 +15,10 @@ from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy, identity, sanity, store
+from pixelpart.evaluation import accuracy, identity, store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
-from pixelpart.evaluation.behaviours import (
+from pixelpart.evaluation.checks import sanity
+from pixelpart.evaluation.checks.behaviours import (
     EXPECTED,
     STEPS,
     SUSPICIOUS,
@@ -30,9 +31,9 @@ from pixelpart.evaluation.behaviours import (
     random_points,
     unbounded,
 )
+from pixelpart.evaluation.checks.surrogate import SMALL, train_surrogate
 from pixelpart.evaluation.evaluate import machine
 from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.surrogate import SMALL, train_surrogate
 from pixelpart.evaluation.target import GIVEN, Target, load_target
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run
@@ -45,7 +46,7 @@ WHITE_BOX = ("apgd-ce", "apgd-t", "fab-t")  # AutoAttack's parts that follow gra
 
 
 @dataclass(frozen=True)
-class Report:
+class ObfuscationReport:
     """The five behaviours, what else speaks against the figures, and what was looked at."""
 
     behaviours: list[Behaviour]
@@ -92,7 +93,7 @@ def check(
     data: str | tuple[Tensor, Tensor] | None = None,
     root: str | Path | None = None,
     out: str | Path | None = None,
-) -> Report:
+) -> ObfuscationReport:
     """Whether a model shows the five behaviours of obfuscated gradients, on the first 1000 test images or `images`.
 
     `subject`, `data`, `checkpoint`, `root` and `out` are as in `evaluate`. `surrogate` is another model for the same
@@ -121,10 +122,10 @@ def check(
         other, about = another(trial, target, surrogate, root)
         warnings = [
             *target.warnings,
-            *sanity.of_model(model, pictures),
-            *sanity.of_gradients(model, pictures),
-            *sanity.of_settings(eps, {"steps": STEPS, "step_size": step_size}),
-            *(of_square(target.folder, probe, eps) if target.folder else []),
+            *sanity.model_warnings(model, pictures),
+            *sanity.gradient_warnings(model, pictures),
+            *sanity.settings_warnings(eps, {"steps": STEPS, "step_size": step_size}),
+            *(stored_square_warnings(target.folder, probe, eps) if target.folder else []),
         ]
         left = trial.after("pgd20", trial.pgd20())
         behaviours = [
@@ -140,13 +141,13 @@ def check(
         "machine": machine(pictures.device),
     }  # fmt: skip
     kept = target.folder / "check.json" if target.folder else None
-    report = Report(behaviours, list(dict.fromkeys(warnings)), facts, kept)
+    report = ObfuscationReport(behaviours, list(dict.fromkeys(warnings)), facts, kept)
     if kept:
         atomic_write(kept, json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
     return report
 
 
-def of_square(folder: Path, probe: list[float], eps: float) -> list[str]:
+def stored_square_warnings(folder: Path, probe: list[float], eps: float) -> list[str]:
     """What eval.json tells of AutoAttack on this model: its warnings, and Square's share where the parts ran singly."""
     warnings: list[str] = []
     flags: dict[str, dict[str, store.FlagArray]] = {}
@@ -162,7 +163,7 @@ def of_square(folder: Path, probe: list[float], eps: float) -> list[str]:
         if one.keys() >= {*WHITE_BOX, "square"}:
             white = one[WHITE_BOX[0]] & one[WHITE_BOX[1]] & one[WHITE_BOX[2]]
             left = {"white-box": int(white.sum()), "square": int((white & one["square"]).sum())}
-            warnings += sanity.of_parts(left, len(white))
+            warnings += sanity.square_warnings(left, len(white))
     return warnings
 
 

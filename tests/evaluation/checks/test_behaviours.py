@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart.evaluation import behaviours
-from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS, Trial, growing_eps
+from pixelpart.evaluation.checks import behaviours
+from pixelpart.evaluation.checks.behaviours import EXPECTED, SUSPICIOUS, Trial, growing_eps
 from pixelpart.evaluation.image_set import ImageSet
 
 

@@ -12,9 +12,9 @@ from corners import MASKED, SET, Hidden, N, backwards, trained
 from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import obfuscation, sanity
-from pixelpart.evaluation.behaviours import EXPECTED, SKIPPED, SUSPICIOUS
-from pixelpart.evaluation.obfuscation import check
+from pixelpart.evaluation.checks import obfuscation, sanity
+from pixelpart.evaluation.checks.behaviours import EXPECTED, SKIPPED, SUSPICIOUS
+from pixelpart.evaluation.checks.obfuscation import check
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run, save_checkpoint
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from pixelpart.evaluation import accuracy, identity, sanity, store
-from pixelpart.evaluation.behaviours import EXPECTED, SUSPICIOUS
+from pixelpart.evaluation import accuracy, identity, store
+from pixelpart.evaluation.checks import sanity
+from pixelpart.evaluation.checks.behaviours import EXPECTED, SUSPICIOUS
+from pixelpart.evaluation.checks.obfuscation import check, stored_square_warnings
 from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.obfuscation import check, of_square
 
 pytestmark = pytest.mark.usefixtures("corner_set")
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("corner_set")
     ],
 )
 def test_square_must_not_break_what_gradients_left(left, n, broken):
-    warnings = sanity.of_parts(left, n)
+    warnings = sanity.square_warnings(left, n)
     assert len(warnings) == (broken > 0)
     if broken:
         assert f"broke {broken} of {n} images that the white-box parts left standing" in warnings[0]
@@ -50,7 +51,7 @@ def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, warnings=(),
 
 
 def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
-    look = functools.partial(of_square, tmp_path, [1.0, 2.0], 8 / 255)
+    look = functools.partial(stored_square_warnings, tmp_path, [1.0, 2.0], 8 / 255)
     left, none = np.arange(80) < 60, np.zeros(80, bool)
     assert look() == []
     stored(tmp_path, "square", none)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pixelpart import data, models
-from pixelpart.evaluation import sanity
+from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.result import Outcome, Result
@@ -36,7 +36,7 @@ def light():
 
 
 def looks(model, pictures):
-    return [*sanity.of_model(model.eval(), pictures), *sanity.of_gradients(model, pictures)]
+    return [*sanity.model_warnings(model.eval(), pictures), *sanity.gradient_warnings(model, pictures)]
 
 
 SOUND = {
@@ -112,7 +112,7 @@ def test_a_model_that_is_somewhat_better_on_another_scale_is_found_out():
     """As a small robust network was that normalised twice."""
     y, luck = torch.arange(1000) % 10, torch.rand(1000, generator=torch.Generator().manual_seed(0))
     x = torch.stack((y / 10, luck), 1)[:, :, None, None].expand(-1, -1, 2, 2).contiguous()
-    (warning,) = sanity.of_model(Somewhat(), ImageSet(x, y, torch.device("cpu")))
+    (warning,) = sanity.model_warnings(Somewhat(), ImageSet(x, y, torch.device("cpu")))
     assert "0 to 255" in warning
 
 
@@ -160,19 +160,19 @@ def test_dropout_that_eval_mode_does_not_reach_is_found_out(light):
 
 def test_a_model_that_looks_at_its_batch_is_found_out(light):
     model = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), Light(middle=0.0))
-    assert sanity.of_model(model.eval(), light) == [sanity.BATCH]
+    assert sanity.model_warnings(model.eval(), light) == [sanity.BATCH]
 
 
 def test_a_model_that_looks_at_an_image_s_place_is_found_out(light):
     def noisy(x):
         return x + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
 
-    assert sanity.of_model(Light(noisy), light) == [sanity.BATCH]
+    assert sanity.model_warnings(Light(noisy), light) == [sanity.BATCH]
 
 
 def test_outputs_of_a_sigmoid_are_taken_for_no_logits(light):
-    assert sanity.of_model(nn.Sequential(Light(), nn.Sigmoid()), light) == [sanity.SQUASHED]
-    assert sanity.of_model(nn.Sequential(Light(), nn.LogSigmoid()), light) == []
+    assert sanity.model_warnings(nn.Sequential(Light(), nn.Sigmoid()), light) == [sanity.SQUASHED]
+    assert sanity.model_warnings(nn.Sequential(Light(), nn.LogSigmoid()), light) == []
 
 
 def test_one_image_is_enough_to_look_at(light):
@@ -301,9 +301,9 @@ def test_logits_scaled_down_are_found_out(scale, faint):
 )
 def test_train_mode_is_told_where_it_matters(layer, warned):
     model = nn.Sequential(layer, nn.Flatten())
-    assert sanity.of_mode(model.train()) == ([sanity.TRAIN_MODE] if warned else [])
-    assert sanity.of_mode(model.eval()) == []
-    assert sanity.of_mode(nn.Sequential(model.train(), nn.Flatten().eval()).eval()) == []
+    assert sanity.mode_warnings(model.train()) == ([sanity.TRAIN_MODE] if warned else [])
+    assert sanity.mode_warnings(model.eval()) == []
+    assert sanity.mode_warnings(nn.Sequential(model.train(), nn.Flatten().eval()).eval()) == []
 
 
 @pytest.mark.parametrize(
@@ -318,11 +318,11 @@ def test_train_mode_is_told_where_it_matters(layer, warned):
     ],
 )
 def test_steps_that_cannot_cross_the_ball_are_told(eps, settings, warned):
-    assert bool(sanity.of_settings(eps, settings)) is warned
+    assert bool(sanity.settings_warnings(eps, settings)) is warned
 
 
 def test_the_words_about_steps_have_the_numbers():
-    (warning,) = sanity.of_settings(8 / 255, {"steps": 3, "step_size": 2 / 255})
+    (warning,) = sanity.settings_warnings(8 / 255, {"steps": 3, "step_size": 2 / 255})
     assert "(3 * 2/255 < 8/255)" in warning
 
 
@@ -333,7 +333,10 @@ def test_doubts_go_into_the_entries_they_are_about(net, pair, tmp_path):
     settings = {"data": pair, "eps": 0.03, "step_size": 0.01, "out": tmp_path}
     result = evaluate(net.train(), attacks=["natural", "pgd3", "pgd2"], **settings)
     assert result["natural"].warnings == result["pgd3"].warnings == [sanity.TRAIN_MODE]
-    assert result["pgd2"].warnings == [sanity.TRAIN_MODE, *sanity.of_settings(0.03, {"steps": 2, "step_size": 0.01})]
+    assert result["pgd2"].warnings == [
+        sanity.TRAIN_MODE,
+        *sanity.settings_warnings(0.03, {"steps": 2, "step_size": 0.01}),
+    ]
     assert result.entries[2]["warnings"] == result["pgd2"].warnings
 
 
@@ -341,8 +344,8 @@ def test_doubts_come_with_a_reused_result_and_are_not_looked_for_again(net, pair
     settings = {"data": pair, "attacks": ["natural", "pgd2"], "eps": 0.03, "step_size": 0.01, "out": tmp_path}
     first = evaluate(net, **settings)
     assert [first[name].warnings == [] for name in first] == [True, False]
-    monkeypatch.setattr(sanity, "of_model", None)
-    monkeypatch.setattr(sanity, "of_gradients", None)
+    monkeypatch.setattr(sanity, "model_warnings", None)
+    monkeypatch.setattr(sanity, "gradient_warnings", None)
     again = evaluate(net, **settings)
     assert all(again[name].reused for name in again)
     assert again.entries == first.entries
@@ -362,8 +365,8 @@ def test_a_natural_figure_needs_no_gradient(light):
 
 def test_looking_leaves_the_model_and_the_figures_as_they_are(net, pair, monkeypatch):
     expected = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
-    monkeypatch.setattr(sanity, "of_model", lambda model, pictures: [])
-    monkeypatch.setattr(sanity, "of_gradients", lambda model, pictures: [])
+    monkeypatch.setattr(sanity, "model_warnings", lambda model, pictures: [])
+    monkeypatch.setattr(sanity, "gradient_warnings", lambda model, pictures: [])
     found = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
     assert all((expected[name] == found[name]).all() for name in expected)
     assert all(parameter.grad is None for parameter in net.parameters())
