@@ -6,6 +6,7 @@ Methods are names with their settings beside them; `engine/build.py` resolves th
 import hashlib
 import json
 import math
+import re
 import tomllib
 from fractions import Fraction
 from pathlib import Path
@@ -47,6 +48,28 @@ ADDED = {  # fields added later: at these values they leave a run's hash as it w
     "awp.gamma": 0.0,
     "awp.after": 0,
 }
+
+
+DATA_LABEL = re.compile(r"(?P<name>folder:.+?|tinyimagenet)(?:@(?P<size>\d{1,5}))?(?P<skip_bad>\+skip-bad)?")
+
+
+def is_user_code(name: str) -> bool:
+    """Whether a model or data set is named module:function."""
+    return ":" in name and not name.startswith("folder:")
+
+
+def data_label(name: str, *, size: int = 0, skip_bad: bool = False) -> str:
+    """A data set and its options as one string, such as folder:P@64+skip-bad: what hashes and eval.json record."""
+    sized = f"{name}@{size}" if size and name.startswith("folder:") else name
+    return f"{sized}+skip-bad" if skip_bad else sized
+
+
+def split_data_label(label: str) -> tuple[str, int, bool]:
+    """Name, size and skip_bad of a label that `data_label` made; a plain name is returned as it is."""
+    match = DATA_LABEL.fullmatch(label)
+    if match is None or (match["size"] and match["name"] == "tinyimagenet"):
+        return label, 0, False
+    return match["name"], int(match["size"] or 0), match["skip_bad"] is not None
 
 
 def parse_fraction(value: Any) -> float:
@@ -158,9 +181,9 @@ class Config(Part):
     seed: int = Field(0, ge=0)
     """every random draw follows from it"""
     dataset: str = "shapes"
-    """shapes, cifar10, cifar100, svhn, tinyimagenet, folder:PATH@SIZE or module:function"""
+    """shapes, cifar10, cifar100, svhn, tinyimagenet, folder:PATH or module:function"""
     size: int = Field(0, ge=0)
-    """pixels a side of folder:PATH; 0: as the set has it"""
+    """folder:PATH: width and height of the images in pixels"""
     skip_bad: bool = False
     """folder:PATH and tinyimagenet: leave out files that cannot be read"""
     num_classes: int = Field(0, ge=0)
@@ -202,6 +225,27 @@ class Config(Part):
     init_from: str = ""
     """RUN@EPOCH: start from another run's weights and optimiser after that many epochs"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _split_label(cls, values: Any) -> Any:
+        """Configs used to hold size and skip_bad inside `dataset`, as in folder:P@64+skip-bad."""
+        if not isinstance(values, dict) or not isinstance(values.get("dataset"), str):
+            return values
+        name, size, skip_bad = split_data_label(values["dataset"])
+        if name == values["dataset"]:
+            return values
+        given = values.get("size") or 0
+        if size and str(given) not in ("0", str(size)):
+            raise ValueError(f"dataset {values['dataset']!r} has size {size}, but size is {given}")
+        values = values | {
+            "dataset": name,
+            "size": size or given,
+            "skip_bad": skip_bad or values.get("skip_bad", False),
+        }
+        if name == "tinyimagenet":
+            values |= {"size": 0, "num_classes": 0}  # written by old runs
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.schema_version != SCHEMA_VERSION:
@@ -221,8 +265,20 @@ class Config(Part):
 
     def hash(self) -> str:
         """Names this run: equal for equal configs, whatever file they came from."""
-        values = _in_use(self.model_dump(mode="json"))
+        values = self.model_dump(mode="json") | {"dataset": self.data_label, "skip_bad": False}
+        if self.dataset == "tinyimagenet" and self.skip_bad:
+            values |= {"size": 64, "num_classes": 200}
+        values = _in_use(values)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """The keyword arguments `size` and `skip_bad` of `data.find` and `data.load`."""
+        return {"size": 0 if is_user_code(self.dataset) else self.size, "skip_bad": self.skip_bad}
+
+    @property
+    def data_label(self) -> str:
+        return data_label(self.dataset, **self.data_options)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pixelpart import data, draws, models
 from pixelpart.config import Config, config_from, differing_fields, read_config
-from pixelpart.dataname import SKIP_BAD
 from pixelpart.errors import UserError
 from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
@@ -218,7 +217,7 @@ def config_of(path: Path) -> Config:
 
 def build_model(config: Config) -> Classifier:
     """The network that a config names, with the weights its seed gives."""
-    known = data.SETS.get(config.dataset.removesuffix(SKIP_BAD))
+    known = data.SETS.get(config.dataset)
     if known is None and config.num_classes and config.size:  # a set of the user's own, which need not be at hand
         num_classes, size, mean, std = config.num_classes, config.size, data.folder.MEAN, data.folder.STD
     else:

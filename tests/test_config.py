@@ -22,6 +22,7 @@ from pixelpart.config import (
     flat,
     parse_fraction,
     read_config,
+    split_data_label,
     write_fraction,
 )
 from pixelpart.errors import UserError
@@ -136,6 +137,34 @@ def test_the_fields_that_came_later_have_the_values_that_count_as_unused():
     assert {name: plain[name] for name in ADDED} == ADDED
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "hashed"),  # hashes that runs of that time carry in their checkpoints
+    [
+        (
+            {"dataset": "folder:photos@64", "size": 64, "num_classes": 2, "classes": ["cat", "dog"]},
+            {"dataset": "folder:photos", "size": 64, "num_classes": 2, "classes": ["cat", "dog"]},
+            "79bc395a99ae4514",
+        ),
+        (
+            {"dataset": "folder:a@b/c@16+skip-bad", "size": 16, "num_classes": 3, "classes": ["a", "b", "c"]},
+            {"dataset": "folder:a@b/c", "size": 16, "skip_bad": True, "num_classes": 3, "classes": ["a", "b", "c"]},
+            "be441c8c6723495e",
+        ),
+        (
+            {"dataset": "tinyimagenet+skip-bad", "size": 64, "num_classes": 200},
+            {"dataset": "tinyimagenet", "skip_bad": True},
+            "1349afd01cd47abc",
+        ),
+        ({"dataset": "mine:load", "size": 48, "num_classes": 5}, {}, "b1a8f5b0e82dac71"),
+    ],
+)
+def test_a_config_with_the_size_inside_its_datasets_name_is_read_and_keeps_its_hash(old, new, hashed):
+    config = config_from(old, source="old")
+    assert config == Config(**(new or old))
+    assert config.hash() == hashed
+    assert split_data_label(config.data_label) == (config.dataset, *config.data_options.values())
+
+
 def test_the_hash_is_the_same_in_every_process():
     code = "from pixelpart.config import Config; print(Config(seed=3, mask={'rule': 'mean'}).hash())"
     env = os.environ | {"PYTHONHASHSEED": "123"}
@@ -174,6 +203,7 @@ MISTAKES = [
     ({"mask": {"rules": "mean"}}, "mask.rules: no such field"),
     ({"mask": "mean"}, "mask: .*'mean'"),
     ({"schema_version": 2}, "schema_version 2 is not 1"),
+    ({"dataset": "folder:x@32", "size": 64}, "dataset 'folder:x@32' has size 32, but size is 64"),
     (["eps"], "dictionary"),
 ]
 

@@ -9,7 +9,7 @@ import pixelpart
 
 ROOT = Path(pixelpart.__file__).parent
 BASE = [
-    "types", "errors", "defaults", "dataname", "files", "config", "recipes", "losses", "draws", "runtime",
+    "types", "errors", "defaults", "files", "config", "recipes", "losses", "draws", "runtime",
     "kernels", "view",
 ]  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}

@@ -132,8 +132,8 @@ def test_equal_seeds_give_equal_weights_and_others_do_not():
 
 
 def test_a_set_without_its_bad_files_is_scaled_as_it_is_with_them():
-    settings = Config(dataset="tinyimagenet+skip-bad", size=64, num_classes=200, model="tiny-cnn", normalize=True)
-    whole = settings.model_copy(update={"dataset": "tinyimagenet", "size": 0, "num_classes": 0})
+    settings = Config(dataset="tinyimagenet", skip_bad=True, model="tiny-cnn", normalize=True)
+    whole = settings.model_copy(update={"skip_bad": False})
     assert torch.equal(build_model(settings).mean, build_model(whole).mean)
     assert torch.equal(build_model(settings).std, build_model(whole).std)
 

@@ -14,6 +14,7 @@ def add_model(parser: Any) -> None:
 
 def add_data(parser: Any) -> None:
     parser.add_argument("--data", metavar="NAME", help="test images, as in `pixelpart evaluate`")
+    add_folder_options(parser)
 
 
 def add_out(parser: Any) -> None:
@@ -62,8 +63,13 @@ def add_device_and_root(parser: Any) -> None:
 
 
 def add_folder_options(parser: Any) -> None:
-    parser.add_argument("--size", type=positive, help="of folder:PATH: pixels a side")
-    parser.add_argument("--skip-bad", action="store_true", help="of folder:PATH, tinyimagenet: leave out bad files")
+    """--size and --skip-bad, for --data."""
+    parser.add_argument(
+        "--size", type=positive, default=0, help="folder:PATH: width and height of the images in pixels"
+    )
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="folder:PATH and tinyimagenet: leave out files that cannot be read"
+    )
 
 
 def positives(text: str) -> list[int]:

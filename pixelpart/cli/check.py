@@ -58,6 +58,8 @@ def check(args: list[str]) -> int:
             device=found.device,
             progress=lambda what, done, total: move(what, done, total, ""),
             data=found.data,
+            size=found.size,
+            skip_bad=found.skip_bad,
             root=found.data_root,
             out=found.out,
         )

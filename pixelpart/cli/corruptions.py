@@ -53,6 +53,8 @@ def corruptions(args: list[str]) -> None:
             batch_size=found.batch_size,
             device=found.device,
             data=found.data,
+            size=found.size,
+            skip_bad=found.skip_bad,
             root=found.data_root,
             out=found.out,
             say=screen.say,

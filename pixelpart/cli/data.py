@@ -5,7 +5,6 @@ from pathlib import Path
 
 from pixelpart.cli.arguments import add_folder_options
 from pixelpart.cli.flags import Parser
-from pixelpart.dataname import with_options
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
 
@@ -28,11 +27,18 @@ def data(args: list[str]) -> None:
     if found.what == "list":
         rows = sets.listing(root=found.data_root)
     else:
-        name = sets.use(with_options(found.name, size=found.size, skip_bad=found.skip_bad))
+        name, options = sets.use(found.name), {"size": found.size, "skip_bad": found.skip_bad}
         job = sets.verify if found.what == "verify" else sets.get
-        unit = "images" if sets.find(name).decodes else "B"
+        unit = "images" if sets.find(name, **options).decodes else "B"
         with Screen().bars(unit) as move:
-            rows = [job(name, root=found.data_root, progress=lambda done, total, what: move(what, done, total, ""))]
+            rows = [
+                job(
+                    name,
+                    root=found.data_root,
+                    progress=lambda done, total, what: move(what, done, total, ""),
+                    **options,
+                )
+            ]
     if found.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:

@@ -16,7 +16,6 @@ from pixelpart.cli.arguments import (
 )
 from pixelpart.cli.flags import Parser
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_SEED
-from pixelpart.dataname import with_options
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
 
@@ -69,7 +68,6 @@ def evaluate(args: list[str]) -> int:
     )
     add_running(parser, json="the entries of eval.json on stdout")
     found = parser.parse_all(args)
-    found.data = with_options(found.data or "", size=found.size, skip_bad=found.skip_bad) or None
     if found.workers > 1:
         from pixelpart.runtime.world import launch, tell_launcher
 
@@ -101,6 +99,8 @@ def measure(found: argparse.Namespace) -> None:
             batch_size=found.batch_size,
             device=found.device or local_device(),
             data=found.data,
+            size=found.size,
+            skip_bad=found.skip_bad,
             root=found.data_root,
             out=found.out,
             search=found.search,

@@ -55,6 +55,7 @@ def add_config_flags(parser: Parser, config: Config) -> None:
     """One flag for every field, with the field's meaning and the recipe's value."""
     for path, info, value in _fields(config):
         flag = "--" + ".".join(path).replace("_", "-")
+        optional: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(value, bool) else {}  # --skip-bad
         shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
         parser.add_argument(
             flag,
@@ -62,6 +63,7 @@ def add_config_flags(parser: Parser, config: Config) -> None:
             metavar=path[-1].upper(),
             default=argparse.SUPPRESS,
             help=f"{info or ''} (here: {shown!s})".replace("%", "%%"),
+            **optional,
         )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from pixelpart.cli.arguments import add_device_and_root
 from pixelpart.cli.flags import Parser, add_config_flags, apply_config_flags
 from pixelpart.config import read_config
-from pixelpart.dataname import with_options
 from pixelpart.errors import choose
 from pixelpart.recipes import RECIPES
 from pixelpart.runtime.progress import Screen
@@ -27,7 +26,6 @@ def train(args: list[str]) -> None:
     running.add_argument(
         "--data", dest="config.dataset", default=argparse.SUPPRESS, metavar="NAME", help="the same as --dataset"
     )
-    running.add_argument("--skip-bad", action="store_true", help="of folder:PATH, tinyimagenet: leave out bad files")
     add_device_and_root(running)
     running.add_argument(
         "--plain", action="store_true", help="no compiled and captured step on a GPU: the reference path"
@@ -36,9 +34,6 @@ def train(args: list[str]) -> None:
     add_config_flags(parser, config)
     found = parser.parse_all(rest)
     config = apply_config_flags(config, found)
-    if found.skip_bad or (config.size and config.dataset.startswith("folder:")):
-        named = with_options(config.dataset, size=config.size or None, skip_bad=found.skip_bad)
-        config = config.model_copy(update={"dataset": named})
     if found.print_config:
         print(config.to_toml(), end="")
         return

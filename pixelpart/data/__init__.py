@@ -2,14 +2,13 @@
 
 from torch import Tensor
 
-from pixelpart.config import Config
+from pixelpart.config import Config, is_user_code
 from pixelpart.data import augment, cifar10, cifar100, folder, loader, own, shapes, svhn, tinyimagenet
 from pixelpart.data.check import check_images, check_labels, check_pixels
 from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root, home
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
 from pixelpart.data.sets import DataSet, Row
-from pixelpart.dataname import SKIP_BAD, is_code, parse_folder, with_options
 from pixelpart.errors import UserError, choose
 
 SETS: dict[str, DataSet] = {
@@ -86,28 +85,35 @@ def use(name: str) -> str:
 
     Only a name from the command line or from a caller's own code may come here, never one from a file.
     """
-    if is_code(name) and name not in OWN:
+    if is_user_code(name) and name not in OWN:
         OWN[name] = own.data_set(name)
     return name
 
 
 def find(name: str, *, size: int = 0, skip_bad: bool = False) -> DataSet:
-    """The set of that name: one of the table, folder:PATH@SIZE, or a module:function that `use` has been told of."""
-    name = with_options(name, size=size or None, skip_bad=skip_bad)
-    if name == f"tinyimagenet{SKIP_BAD}":
-        return tinyimagenet.without_bad(SETS["tinyimagenet"])
-    if (pictures := parse_folder(name)) is not None:
-        return folder.data_set(pictures)
-    if is_code(name) and name not in OWN:
-        said = f"--data {name} or pp.data.use({name!r})"
-        raise UserError(f"data set {name!r} is code, which no file may have run; name it yourself: {said}")
-    return OWN[name] if name in OWN else choose(SETS, name, "data set")
+    """The data set of that name: one of `SETS`, folder:PATH, or a module:function that `use` was called with.
+
+    `size`, of a folder: width and height of the images. `skip_bad`, of a folder and of tinyimagenet: leave out files
+    that cannot be read.
+    """
+    if name.startswith("folder:"):
+        return folder.data_set(name.removeprefix("folder:"), size=size, skip_bad=skip_bad)
+    if is_user_code(name) and name not in OWN:
+        raise UserError(
+            f"data set {name!r} is user code and is never loaded from a config; pass --data {name} or call "
+            f"pp.data.use({name!r})"
+        )
+    entry = OWN[name] if name in OWN else choose(SETS, name, "data set")
+    if size:
+        raise UserError(f"--size is for folder:PATH, not for {name!r}")
+    if skip_bad and name != "tinyimagenet":
+        raise UserError(f"--skip-bad is for folder:PATH and tinyimagenet, not for {name!r}")
+    return tinyimagenet.without_bad(entry) if skip_bad else entry
 
 
 def of_config(config: Config) -> DataSet:
     """The set that a run is trained on."""
-    folder_set = config.dataset.startswith("folder:")
-    return find(config.dataset, size=config.size if folder_set else 0, skip_bad=config.skip_bad)
+    return find(config.dataset, **config.data_options)
 
 
 def load(
@@ -124,17 +130,17 @@ def load(
     return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
-def get(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
+def get(name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = quiet) -> Row:
     """Fetch a set unless it is there already, then verify it, which also decodes it where it has to be."""
-    entry = find(name)
+    entry = find(name, size=size, skip_bad=skip_bad)
     if entry.get is not None:
         entry.get(root, progress)
-    return verify(name, root=root, progress=progress)
+    return verify(name, root=root, size=size, skip_bad=skip_bad, progress=progress)
 
 
-def verify(name: str, *, root: Root = None, progress: Progress = quiet) -> Row:
+def verify(name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = quiet) -> Row:
     """Read a set's files whole and compare sums, counts and labels; UserError where they are absent or wrong."""
-    entry = find(name)
+    entry = find(name, size=size, skip_bad=skip_bad)
     if entry.check is None:
         return _row(name, entry, root, "generated")
     status = entry.check(root, progress) if entry.decodes else entry.check(root)
@@ -148,7 +154,7 @@ def listing(*, root: Root = None) -> list[Row]:
 
 
 def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
-    images, size, where = sum(entry.counts.values()), 0, "your code" if is_code(name) else "built in"
+    images, size, where = sum(entry.counts.values()), 0, "your code" if is_user_code(name) else "built in"
     if entry.files is not None:
         try:
             found, absent = entry.files(root), "missing"

@@ -17,7 +17,6 @@ from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root
 from pixelpart.data.picture import read_picture
 from pixelpart.data.sets import DataSet
-from pixelpart.dataname import FolderName
 from pixelpart.draws import generator
 from pixelpart.errors import UserError, choose
 
@@ -25,6 +24,9 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet's photographs: known before a single
 STD = (0.229, 0.224, 0.225)
 TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # the first that is there
 NOT_PICTURES = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files too
+
+
+SMALLEST, LARGEST = 8, 1024  # pixels a side
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,53 @@ class Listing:
     bad: list[str]
 
 
-def data_set(name: FolderName) -> DataSet:
+def data_set(path: str, *, size: int, skip_bad: bool = False) -> DataSet:
     """The folder as a data set; its files are listed now and decoded when they are first loaded."""
-    held = listing(name)
+    if not path:
+        raise UserError("folder: needs a path; write folder:PATH")
+    if not size:
+        raise UserError(f"folder:{path} needs the images' width and height in pixels; pass --size, such as --size 64")
+    if not SMALLEST <= size <= LARGEST:
+        raise UserError(f"size {size} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
+    held = listing(path, skip_bad=skip_bad)
 
-    def load(split: str, root: Root, progress: Progress = quiet) -> tuple[Tensor, Tensor]:
-        return _load(name, held, split, root, progress)
+    def decode(split: str, root: Root, progress: Progress, *, again: bool = False) -> Decoded:
+        return decoded(
+            [file for file, _ in held.files[split]],
+            functools.partial(read_picture, size=size),
+            size=size,
+            name=f"folder-{Path(path).name}-{split}".replace(" ", "_"),
+            root=root,
+            progress=progress,
+            again=again,
+        )
+
+    def load(split: str, root: Root, progress: Progress = quiet, *, again: bool = False) -> tuple[Tensor, Tensor]:
+        items = choose(held.files, split, "split")
+        found = decode(split, root, progress, again=again)
+        if found.bad and not skip_bad:
+            raise UserError(told(_reasons(items, found)))
+        labels = found.kept(torch.tensor([label for _, label in items]))
+        lost = set(range(len(held.classes))) - set(labels.tolist())
+        if lost and split == "train":
+            raise UserError(f"no picture of class {held.classes[min(lost)]!r} can be used; skipping cannot help")
+        return found.images, labels
 
     def check(root: Root, progress: Progress = quiet) -> str:
         for split in held.files:
-            _load(name, held, split, root, progress, again=True)
+            load(split, root, progress, again=True)
         return "verified"
 
     def files(root: Root) -> tuple[Path, list[Path]]:
-        return Path(name.path).expanduser(), [path for items in held.files.values() for path, _ in items]
+        return Path(path).expanduser(), [file for items in held.files.values() for file, _ in items]
+
+    def skipped(root: Root) -> list[str]:
+        of_files = [_reasons(items, decode(split, root, quiet)) for split, items in held.files.items()]
+        return held.bad + [line for lines in of_files for line in lines]
 
     return DataSet(
         classes=held.classes,
-        size=name.size,
+        size=size,
         mean=MEAN,
         std=STD,
         counts={split: len(items) for split, items in held.files.items()},
@@ -61,15 +92,14 @@ def data_set(name: FolderName) -> DataSet:
         load=load,
         files=files,
         check=check,
-        skipped=functools.partial(_skipped, name, held),
+        skipped=skipped if skip_bad else None,
         decodes=True,
     )
 
 
-def listing(name: FolderName) -> Listing:
-    """What lies in the folder; UserError for a folder that cannot be used, and for a class without files unless told
-    to skip what is bad."""
-    base = Path(name.path).expanduser()
+def listing(path: str, *, skip_bad: bool = False) -> Listing:
+    """Classes and files of the folder; UserError if it cannot be used, or if a class is empty and not `skip_bad`."""
+    base = Path(path).expanduser()
     if not base.is_dir():
         raise UserError(f"no folder {base}; folder:PATH holds train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg")
     folders = {entry.name.casefold(): Path(entry) for entry in os.scandir(base) if entry.is_dir()}
@@ -82,13 +112,13 @@ def listing(name: FolderName) -> Listing:
     if test is not None:
         found["test"] = _by_class(test, bad)
     classes = tuple(sorted(found["train"]))
-    for text in (name.path, *classes):  # a run's config holds them
+    for text in (path, *classes):  # a run's config holds them
         if text.encode(errors="replace").decode() != text:
             raise UserError(f"the name {text!r} is not in UTF-8; rename that folder")
     for label in sorted(set(found.get("test", {})) - set(classes)):
         bad.append(f"{test}/{label}: no such class in {train}")
         del found["test"][label]
-    if bad and not name.skip_bad:
+    if bad and not skip_bad:
         raise UserError(told(bad))
     if len(classes) < 2:
         raise UserError(
@@ -147,42 +177,6 @@ def _held_out(found: dict[str, list[Path]]) -> dict[str, dict[str, list[Path]]]:
         test[name] = [files[i] for i in sorted(order[:kept])]
         train[name] = [files[i] for i in sorted(order[kept:])]
     return {"train": train, "test": test}
-
-
-def _decode(
-    name: FolderName, held: Listing, split: str, root: Root, progress: Progress, *, again: bool = False
-) -> Decoded:
-    return decoded(
-        [path for path, _ in held.files[split]],
-        functools.partial(read_picture, size=name.size),
-        size=name.size,
-        name=f"folder-{Path(name.path).name}-{split}".replace(" ", "_"),
-        root=root,
-        progress=progress,
-        again=again,
-    )
-
-
-def _load(
-    name: FolderName, held: Listing, split: str, root: Root, progress: Progress, *, again: bool = False
-) -> tuple[Tensor, Tensor]:
-    items = choose(held.files, split, "split")
-    found = _decode(name, held, split, root, progress, again=again)
-    if found.bad and not name.skip_bad:
-        raise UserError(told(_reasons(items, found)))
-    labels = found.kept(torch.tensor([label for _, label in items]))
-    lost = set(range(len(held.classes))) - set(labels.tolist())
-    if lost and split == "train":
-        raise UserError(f"no picture of class {held.classes[min(lost)]!r} can be used; skipping cannot help")
-    return found.images, labels
-
-
-def _skipped(name: FolderName, held: Listing, root: Root) -> list[str]:
-    """What `skip_bad` left out: files, and folders without pictures."""
-    if not name.skip_bad:
-        return []
-    of_files = [_reasons(items, _decode(name, held, split, root, quiet)) for split, items in held.files.items()]
-    return held.bad + [line for lines in of_files for line in lines]
 
 
 def _reasons(items: list[tuple[Path, int]], found: Decoded) -> list[str]:

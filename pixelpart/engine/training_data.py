@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from pixelpart import data, draws
-from pixelpart.config import Config
+from pixelpart.config import Config, is_user_code
 from pixelpart.data.loader import Loader, as_float, split_holdout
-from pixelpart.dataname import is_code, with_options
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.world import World
@@ -19,18 +18,16 @@ Probes = dict[str, tuple[Images, Labels]]
 
 def settled(config: Config) -> Config:
     """The config with what it does not say of a set of the user's own, so that its run opens without the data."""
+    entry, folder = data.of_config(config), config.dataset.startswith("folder:")
     if config.dataset in data.SETS:
-        if config.size or config.num_classes or config.classes:
-            raise UserError(f"size, num_classes and classes are for sets of your own; {config.dataset} has its own")
+        if config.num_classes or config.classes:
+            raise UserError(f"num_classes and classes are for data sets of your own, not for {config.dataset}")
         return config
-    folder = config.dataset.startswith("folder:")
-    name = with_options(config.dataset, size=config.size or None) if folder else config.dataset
-    entry = data.find(name)
     found = {"size": entry.size, "num_classes": entry.num_classes, "classes": entry.classes if folder else ()}
     for field, value in found.items():
         if getattr(config, field) not in (0, (), value):
-            raise UserError(f"{name} has {field} {value}, not the {getattr(config, field)} of the config")
-    return config.model_copy(update={"dataset": name, **found})
+            raise UserError(f"{config.dataset} has {field} {value}, not {getattr(config, field)} as the config says")
+    return config.model_copy(update=found)
 
 
 def load(
@@ -43,7 +40,7 @@ def load(
     layout: torch.memory_format = torch.channels_last,
 ) -> tuple[Loader, Probes]:
     """The training images, and the probes: some of them under "train", and "held-out" or, without those, "test"."""
-    images, labels = load_checked(config.dataset, "train", root, screen=screen)
+    images, labels = load_checked(config, "train", root, screen=screen)
     kept, held = split_holdout(len(images), config.holdout, config.seed)
     loader = Loader(
         images, labels, rows=kept, batch_size=config.batch_size, seed=config.seed, device=device, world=world
@@ -53,9 +50,9 @@ def load(
     if config.holdout:
         probes["held-out"] = place(images[held], labels[held], device=device, layout=layout)
     else:
-        x, y = load_checked(config.dataset, "test", root, screen=screen)
+        x, y = load_checked(config, "test", root, screen=screen)
         first = torch.arange(len(x))
-        if is_code(config.dataset):  # which may give them class by class
+        if is_user_code(config.dataset):  # which may give them class by class
             first = torch.randperm(len(x), generator=draws.generator(config.seed, "test images"))
         probes["test"] = place(x[first[: config.probe]], y[first[: config.probe]], device=device, layout=layout)
     return loader, probes
@@ -63,7 +60,7 @@ def load(
 
 def skipped(config: Config, root: Path | str | None) -> list[str]:
     """The files that the set left out as bad, each with its reason."""
-    left_out = data.find(config.dataset).skipped
+    left_out = data.of_config(config).skipped
     return left_out(root) if left_out else []
 
 
@@ -75,13 +72,17 @@ def place(
 
 
 def load_checked(
-    name: str, split: str, root: Path | str | None, *, screen: Screen | None = None
+    config: Config, split: str, root: Path | str | None, *, screen: Screen | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A split of a data set; pixels or labels that are not what the set says they are give a UserError."""
+    """A split of the run's data set; UserError for pixels or labels that do not fit what the set declares."""
     with (screen or Screen(quiet=True)).bars() as move:
         images, labels = data.load(
-            name, split=split, root=root, progress=lambda done, total, what: move(what, done, total, "")
+            config.dataset,
+            split=split,
+            root=root,
+            progress=lambda done, total, what: move(what, done, total, ""),
+            **config.data_options,
         )
-    entry = data.find(name)
+    entry = data.of_config(config)
     data.check_images(images, labels, entry.num_classes, shape=(3, entry.size, entry.size))
     return images, labels

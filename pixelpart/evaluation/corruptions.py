@@ -101,6 +101,8 @@ def corruptions(
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     data: str | tuple[Tensor, Tensor] | None = None,
+    size: int = 0,
+    skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -123,7 +125,17 @@ def corruptions(
     for what, count in (("images", images), ("batch_size", batch_size)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
-    target = load_target(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    target = load_target(
+        subject,
+        checkpoint=checkpoint,
+        data=data,
+        size=size,
+        skip_bad=skip_bad,
+        images=images,
+        device=device,
+        root=root,
+        out=out,
+    )
     source = _source(target, chosen, root=root, folder=folder, frost=frost, say=say)
     batch_size = batch_size or default_slots(target.pictures.device)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:

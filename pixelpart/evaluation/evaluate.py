@@ -57,6 +57,8 @@ def evaluate(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
     data: str | tuple[Tensor, Tensor] | None = None,
+    size: int = 0,
+    skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,
     world: World = ALONE,
@@ -65,8 +67,9 @@ def evaluate(
 
     The model is a Run or an nn.Module, or it is named: a run folder, a .safetensors checkpoint, a .pt2 archive of
     torch.export, or `module:function`. `data` is a set's name, whose test split is taken, or (images, labels); runs and
-    checkpoints bring their own. `images` takes the first so many. A run's results go to its folder, all others to `out`
-    if that is given; what is there already for the same model, pixels and settings is reused, and what was stopped
+    checkpoints bring their own. `size` and `skip_bad` are those of `data.load`. `images` takes the first so many. A
+    run's results go to its folder, all others to `out` if that is given; what is there already for the same model,
+    pixels and settings is reused, and what was stopped
     goes on from the samples it had settled. A sample's outcome does not depend on batch_size, but for rounding.
 
     Processes of one world share the images of each attack; all return the same result, and the first one writes.
@@ -84,7 +87,17 @@ def evaluate(
             raise UserError(f"{what} {count!r} is not a whole number above 0")
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    target = load_target(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    target = load_target(
+        subject,
+        checkpoint=checkpoint,
+        data=data,
+        size=size,
+        skip_bad=skip_bad,
+        images=images,
+        device=device,
+        root=root,
+        out=out,
+    )
     for attack in wanted:
         check_radius(attack, target.pictures.images[0].numel())
     tell_facts = functools.partial(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
-from pixelpart.config import Config
+from pixelpart.config import Config, data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
@@ -48,6 +48,8 @@ def load_target(
     *,
     checkpoint: str = "best",
     data: Data | None = None,
+    size: int = 0,
+    skip_bad: bool = False,
     images: int | None = None,
     device: torch.device | str | None = None,
     root: str | Path | None = None,
@@ -64,16 +66,21 @@ def load_target(
     if run is None and checkpoint != "best":
         raise UserError(f"checkpoint {checkpoint!r} is asked of runs alone, and {name} is none")
     config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
+    if not isinstance(data, str) and (size or skip_bad):
+        raise UserError("--size and --skip-bad need --data folder:PATH")
     if data is None:
         if config is None:
             known = ", ".join(sorted(sets.SETS))
             raise UserError(f"{name} brings no test images; give data (--data), one of {known}, or (images, labels)")
-        data = config.dataset
+        data, size, skip_bad = config.dataset, config.data_options["size"], config.skip_bad
     elif isinstance(data, str):
         sets.use(data)  # the caller named it, so it may be code
+        if config is not None and data.startswith("folder:"):
+            size = size or config.size
+    options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
     if config is not None and isinstance(data, str):
-        _check_classes(data, config)
-    x, y, named = _test_images(data, images=images, root=root)
+        _check_classes(data, config, options)
+    x, y, named = _test_images(data, options, images=images, root=root)
 
     place = _place(subject, device)
     model: nn.Module
@@ -100,9 +107,11 @@ def load_target(
     return Target(model, ImageSet(x, y, place), tags | named, folder, warnings, config)
 
 
-def _check_classes(data: str, config: Config) -> None:
+def _check_classes(data: str, config: Config, options: dict[str, Any]) -> None:
     """Labels of a folder are the places of its classes' names, so these have to be the ones that the model learned."""
-    if config.classes and data.startswith("folder:") and (there := sets.find(data).classes) != config.classes:
+    if not config.classes or not data.startswith("folder:"):
+        return
+    if (there := sets.find(data, **options).classes) != config.classes:
         named = " and ".join(", ".join(names) for names in (there, config.classes))
         raise UserError(f"{data} has other classes than the model learned: {named}")
 
@@ -154,10 +163,12 @@ def _place(subject: Any, device: torch.device | str | None) -> torch.device:
     return choose_device(device)
 
 
-def _test_images(data: Data, *, images: int | None, root: str | Path | None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def _test_images(
+    data: Data, options: dict[str, Any], *, images: int | None, root: str | Path | None
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
     if isinstance(data, str):
-        x, y = sets.load(data, split="test", root=root)
-        named = {"dataset": data, "split": "test"}
+        x, y = sets.load(data, split="test", root=root, **options)
+        named = {"dataset": data_label(data, **options), "split": "test"}
     else:
         x, y = _pair(data)
         named = {"dataset": GIVEN, "split": GIVEN}

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from pixelpart.dataname import is_code
+from pixelpart.config import is_user_code
 from pixelpart.errors import UserError, choose
 from pixelpart.models import own
 from pixelpart.models.classifier import Classifier
@@ -43,7 +43,7 @@ def use(name: str) -> str:
 
     Only a name from the command line or from a caller's own code may come here, never one from a file.
     """
-    if is_code(name) and name not in OWN:
+    if is_user_code(name) and name not in OWN:
         OWN[name] = own.maker(name)
     return name
 
@@ -65,10 +65,12 @@ def build(
     if num_classes < 2:
         raise UserError(f"num_classes {num_classes} is below 2")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    if is_code(name):
+    if is_user_code(name):
         if name not in OWN:
-            said = f"train --model {name}, --network {name} with other commands, or pp.models.use({name!r})"
-            raise UserError(f"model {name!r} is code, which no file may have run; name it yourself: {said}")
+            raise UserError(
+                f"model {name!r} is user code and is never loaded from a config; pass --model {name} to train, "
+                f"--network {name} to other commands, or call pp.models.use({name!r})"
+            )
         model = own.network(name, OWN[name], num_classes, size, generator)
         if any(mean) or any(value != 1 for value in std):  # else it keeps its own
             model.set_scaling(mean, std)

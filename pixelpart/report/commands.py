@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, flat, write_fraction
+from pixelpart.config import (
+    DEFAULT_EPS,
+    DEFAULT_SEED,
+    DEFAULT_STEP_SIZE,
+    Config,
+    flat,
+    split_data_label,
+    write_fraction,
+)
 from pixelpart.data import SETS
 from pixelpart.recipes import RECIPES
 from pixelpart.report.reading import Entry
 
-FILLED_IN = ("size", "num_classes", "classes")  # by training, from a set of the user's own
+FILLED_IN = ("size", "num_classes", "classes")  # by training, from the data set; the size of a folder is the user's
 EVALUATE_DEFAULTS = {"eps": DEFAULT_EPS, "step-size": DEFAULT_STEP_SIZE, "seed": DEFAULT_SEED}
 
 
@@ -25,7 +33,7 @@ def train_command(config: Config, path: Path) -> str:
     recipe = flat(RECIPES[config.recipe](seed=config.seed))
     words = ["pixelpart", "train", config.recipe, "--seed", str(config.seed)]
     for name, value in flat(config).items():
-        if value != recipe[name] and name not in FILLED_IN:
+        if value != recipe[name] and (name not in FILLED_IN or (name == "size" and config.data_options["size"])):
             words += _option(name, value)
     return _line([*words, "--out", shown(path)])
 
@@ -44,8 +52,9 @@ def evaluate_command(config: Config, path: Path, entries: Sequence[Entry]) -> st
         "--checkpoint",
         attacked.checkpoint,
     ]
-    if attacked.dataset != config.dataset:
-        words += ["--data", attacked.dataset]
+    if attacked.dataset != config.data_label:
+        name, size, skip_bad = split_data_label(attacked.dataset)
+        words += ["--data", name, *(["--size", str(size)] if size else []), *(["--skip-bad"] if skip_bad else [])]
     if attacked.attack != "natural":
         plain = [entry.eps or 0.0 for entry in entries if entry.attack != "natural" and not entry.own_eps]
         steps = [entry.settings["step_size"] for entry in entries if "step_size" in entry.settings]

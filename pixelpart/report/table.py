@@ -5,8 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pixelpart.config import flat
-from pixelpart.defaults import STEP_SIZE
+from pixelpart.config import DEFAULT_STEP_SIZE, flat
 from pixelpart.errors import UserError
 from pixelpart.evaluation import compare as comparing
 from pixelpart.evaluation.statistics import paired
@@ -128,11 +127,11 @@ def _remarked(run: RunFiles, found: list[Row]) -> list[Row]:
             row.remarks.append(
                 f"an earlier {entry.checkpoint}: the run has gone on since, the command measures the new one"
             )
-        if entry.dataset != run.config.dataset:
+        if entry.dataset != run.config.data_label:
             row.remarks.append("images that were given" if entry.dataset == "given" else f"{entry.dataset} images")
         if entry.seed:
             row.remarks.append(f"attack's seed {entry.seed}")
-        if (step := entry.settings.get("step_size")) is not None and step != STEP_SIZE:
+        if (step := entry.settings.get("step_size")) is not None and step != DEFAULT_STEP_SIZE:
             row.remarks.append(f"steps of {fraction(step)}")
         if entry.precision != "fp32":
             row.remarks.append(entry.precision)

@@ -36,8 +36,8 @@ def base(tmp_path):
     return base
 
 
-def load(base, split="train", options="@16"):
-    return data.load(f"folder:{base}{options}", split=split)
+def load(base, split="train", *, size=16, skip_bad=False):
+    return data.load(f"folder:{base}", split=split, size=size, skip_bad=skip_bad)
 
 
 def test_classes_are_folders_in_order_and_pictures_are_squares_of_the_size(base):
@@ -47,7 +47,7 @@ def test_classes_are_folders_in_order_and_pictures_are_squares_of_the_size(base)
     for number, colour in enumerate(COLOURS.values()):
         found = images[labels == number].float().mean((0, 2, 3))
         assert (found - torch.tensor(colour)).abs().max() < 4  # JPEG
-    assert data.find(f"folder:{base}@16").classes == tuple(COLOURS)
+    assert data.find(f"folder:{base}", size=16).classes == tuple(COLOURS)
     assert load(base, "test")[1].sort().values.tolist() == [0, 0, 1, 1, 2, 2]
 
 
@@ -57,7 +57,7 @@ def test_the_first_test_pictures_are_not_all_of_one_class(tmp_path):
             (folder := tmp_path / "two" / split / name).mkdir(parents=True)
             for i in range(20):
                 Image.new("L", (8, 8), level).save(folder / f"{i}.png")
-    images, labels = load(tmp_path / "two", "test", "@8")
+    images, labels = load(tmp_path / "two", "test", size=8)
     assert labels[:10].bincount(minlength=2).min() > 0
     assert torch.equal(images[:, 0, 0, 0] > 100, labels == 1)
 
@@ -83,7 +83,7 @@ def test_without_a_test_folder_the_same_fifth_of_each_class_is_held_out(tmp_path
         folder.mkdir(parents=True)
         for i in range(n):
             Image.new("L", (8, 8), i).save(folder / f"{i}.png")
-    train, test = load(tmp_path / "all", "train", "@8"), load(tmp_path / "all", "test", "@8")
+    train, test = load(tmp_path / "all", "train", size=8), load(tmp_path / "all", "test", size=8)
     assert train[1].bincount().tolist() == [8, 6, 1]
     assert test[1].bincount().tolist() == [2, 1, 1]
     for label, n in enumerate((10, 7, 2)):
@@ -93,7 +93,7 @@ def test_without_a_test_folder_the_same_fifth_of_each_class_is_held_out(tmp_path
 
 def test_progress_is_told(base):
     seen = []
-    data.load(f"folder:{base}@16", progress=lambda *args: seen.append(args))
+    data.load(f"folder:{base}", size=16, progress=lambda *args: seen.append(args))
     assert seen == [(12, 12, "decoding folder-photos-train")]
 
 
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_used_is_named_and_left_out_only_when_told(base, n
     make(base / "train" / "dog" / name)
     with pytest.raises(UserError, match=rf"dog/{name} .*{why}.*\(--skip-bad"):
         load(base)
-    images, labels = load(base, options="@16+skip-bad")
+    images, labels = load(base, skip_bad=True)
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert torch.equal(images, _without(base, name))
 
@@ -226,7 +226,7 @@ def test_what_was_left_out_is_counted(base, capsys):
         make(base / "train" / "dog" / name)
     (base / "test" / "cat" / "x").mkdir()
     (base / "train" / "owl").mkdir()
-    row = data.verify(f"folder:{base}@16+skip-bad")
+    row = data.verify(f"folder:{base}", size=16, skip_bad=True)
     assert (row.images, row.skipped, row.status) == (18, len(BAD) + 1, "verified")
     assert main(["data", "verify", f"folder:{base}", "--size", "16", "--skip-bad"]) == 0
     assert "18 images" in (said := capsys.readouterr().out)
@@ -247,24 +247,24 @@ def test_classes_that_do_not_fit_are_told(base, tmp_path):
     Image.new("L", (8, 8)).save(base / "test" / "owl" / "0.png")
     with pytest.raises(UserError, match=r"test/owl: no such class in .*train"):
         load(base)
-    assert len(load(base, "test", "@16+skip-bad")[0]) == 6
+    assert len(load(base, "test", skip_bad=True)[0]) == 6
     (base / "train" / "Cat").mkdir()
-    for options in ("@16", "@16+skip-bad"):
+    for skip_bad in (False, True):
         with pytest.raises(UserError, match="classes 'Cat' and 'cat' differ by case alone"):
-            load(base, options=options)
+            load(base, skip_bad=skip_bad)
 
 
 def test_a_name_that_a_config_cannot_hold_is_told(base):
     (base / "train" / "cat").rename(os.fsdecode(os.fsencode(base / "train") + b"/\xe9"))
     with pytest.raises(UserError, match=r"the name '\\udce9' is not in UTF-8"):
-        load(base, options="@16+skip-bad")
+        load(base, skip_bad=True)
 
 
 def test_a_class_of_bad_files_alone_cannot_be_skipped(base):
     for path in (base / "train" / "fox").iterdir():
         path.write_bytes(b"x")
     with pytest.raises(UserError, match="no picture of class 'fox' can be used"):
-        load(base, options="@16+skip-bad")
+        load(base, skip_bad=True)
 
 
 def test_folders_that_are_none_are_told(base, tmp_path):
@@ -273,5 +273,5 @@ def test_folders_that_are_none_are_told(base, tmp_path):
     (tmp_path / "bare").mkdir()
     with pytest.raises(UserError, match="bare has no folders in it"):
         load(tmp_path / "bare")
-    with pytest.raises(UserError, match="does not tell the pictures' size"):
-        load(base, options="")
+    with pytest.raises(UserError, match="pass --size"):
+        load(base, size=0)

@@ -11,9 +11,7 @@ from PIL import Image
 
 from pixelpart import data
 from pixelpart.cli.main import main
-from pixelpart.config import Config
 from pixelpart.data import tinyimagenet
-from pixelpart.engine.training_data import settled
 from pixelpart.errors import UserError
 
 WNIDS = tinyimagenet.WNIDS[:3]
@@ -111,18 +109,16 @@ def test_bad_pictures_are_left_out_when_told_and_counted(base, tmp_path, capsys)
     Image.new("RGB", (63, 64)).save(base / "val" / "images" / "val_3.JPEG", "jpeg")
     with pytest.raises(UserError, match=rf"{WNIDS[1]}_2.JPEG cannot be decoded: .*--skip-bad leaves such files"):
         data.load("tinyimagenet", root=tmp_path)
-    entry = data.find("tinyimagenet+skip-bad")
+    entry = data.find("tinyimagenet", skip_bad=True)
     for split, lost, labels in (("train", 6, [0] * 4 + [1] * 3 + [2] * 4), ("test", 3, [2, 0, 1, 2, 0])):
-        images, found = data.load("tinyimagenet+skip-bad", split=split, root=tmp_path)
+        images, found = data.load("tinyimagenet", skip_bad=True, split=split, root=tmp_path)
         left = [i for i in range(len(whole[split])) if i != lost]
         assert found.tolist() == labels
         assert torch.equal(images, whole[split][left])
         assert torch.equal(entry.boxes(split, tmp_path), data.SETS["tinyimagenet"].boxes(split, tmp_path)[left])
-    row = data.verify("tinyimagenet+skip-bad", root=tmp_path)
+    row = data.verify("tinyimagenet", skip_bad=True, root=tmp_path)
     assert (row.images, row.skipped, row.status) == (16, 2, "verified")
     assert [line.split()[0] for line in entry.skipped(tmp_path)] == [str(cut), str(base / "val/images/val_3.JPEG")]
-    settings = settled(Config(dataset="tinyimagenet+skip-bad"))  # as a run is started with
-    assert (settings.size, settings.num_classes) == (64, 200)
     assert main(["data", "verify", "tinyimagenet", "--skip-bad", "--data-root", str(tmp_path)]) == 0
     assert "2 bad left out" in capsys.readouterr().out
 

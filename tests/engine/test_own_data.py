@@ -76,11 +76,11 @@ def test_a_run_does_not_go_on_with_other_classes(photos, capsys):
 def test_a_model_is_not_evaluated_on_other_classes(photos, capsys):
     assert main(["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]) == 0
     shutil.copytree(photos, photos.with_name("others"))
-    evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet", "--data", "folder:others@16"]
+    evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet", "--data", "folder:others"]
     assert main(evaluate) == 0
     shutil.rmtree(photos.with_name("others") / "dark")  # what was 1 would be 0
     assert main(evaluate) == 2
-    told = "folder:others@16 has other classes than the model learned: light, middle and dark, light, middle"
+    told = "folder:others has other classes than the model learned: light, middle and dark, light, middle"
     assert told in capsys.readouterr().err
 
 
@@ -91,8 +91,8 @@ def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsy
     assert "photos/dark/bad.jpg is not a picture" in capsys.readouterr().err
     assert main([*command, "--skip-bad"]) == 0
     run = Run("run")
-    assert run.config.dataset == "folder:photos@16+skip-bad"
-    assert (run.config.size, run.config.num_classes) == (16, 3)
+    assert (run.config.dataset, run.config.size, run.config.skip_bad) == ("folder:photos", 16, True)
+    assert run.config.num_classes == 3
     assert run.config.classes == ("dark", "light", "middle")
     assert "1 bad left out: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
     assert main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
@@ -124,7 +124,7 @@ def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_pa
     evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet"]
     for refused in (evaluate, ["train", "run/config.json", "--out", "again"]):
         assert main(refused) == 2
-        assert "is code, which no file may have run" in capsys.readouterr().err
+        assert "is user code and is never loaded from a config; pass --data own_set:load" in capsys.readouterr().err
     assert main([*evaluate, "--data", "own_set:load"]) == 0
 
 
@@ -146,13 +146,16 @@ def test_a_last_image_alone_that_cannot_be_trained_on_is_told_before_the_first_e
 
 
 def test_what_a_config_says_of_its_set_has_to_be_so(photos):
-    config = Config(dataset="folder:photos@16", num_classes=4)
-    with pytest.raises(UserError, match=r"folder:photos@16 has num_classes 3, not the 4"):
-        settled(config)
-    with pytest.raises(UserError, match="are for sets of your own"):
-        settled(Config(size=64))
-    with pytest.raises(UserError, match="does not tell the pictures' size"):
-        settled(Config(dataset="folder:photos"))
+    for config, message in (
+        (Config(dataset="folder:photos", size=16, num_classes=4), "folder:photos has num_classes 3, not 4"),
+        (Config(num_classes=4), "num_classes and classes are for data sets of your own"),
+        (Config(size=64), "--size is for folder:PATH, not for 'shapes'"),
+        (Config(skip_bad=True), "--skip-bad is for folder:PATH and tinyimagenet, not for 'shapes'"),
+        (Config(dataset="folder:photos"), "pass --size"),
+        (Config(dataset="folder:photos", size=4), "size 4 of folder:photos is out of range; choose 8 to 1024"),
+    ):
+        with pytest.raises(UserError, match=message):
+            settled(config)
 
 
 # -- the ramp

@@ -92,13 +92,13 @@ def test_a_checkpoint_is_refused_where_its_parts_do_not_fit(checkpoint, tmp_path
 
 
 def test_a_function_named_in_a_file_is_never_called(checkpoint, own, run):
-    with pytest.raises(UserError, match="is code, which no file may have run"):
+    with pytest.raises(UserError, match="is user code and is never loaded from a config"):
         evaluate(checkpoint(model=own))
-    with pytest.raises(UserError, match="is code, which no file may have run"):
+    with pytest.raises(UserError, match="is user code and is never loaded from a config"):
         evaluate(checkpoint(dataset=own))
     config = run.dir / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model": own}))
-    with pytest.raises(UserError, match="is code, which no file may have run"):
+    with pytest.raises(UserError, match="is user code and is never loaded from a config"):
         evaluate(Run(run.dir))
     assert "subject_models" not in sys.modules
 

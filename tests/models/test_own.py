@@ -119,7 +119,9 @@ def test_what_is_wrong_is_told_in_one_line(mynets, function, said):
 
 
 def test_a_name_that_nobody_gave_is_not_run(mynets):
-    with pytest.raises(UserError, match=r"'mynets:wrapped' is code, which no file may have run.*pp.models.use"):
+    with pytest.raises(
+        UserError, match=r"'mynets:wrapped' is user code and is never loaded from a config.*pp.models.use"
+    ):
         models.build("mynets:wrapped")
     assert "mynets" not in sys.modules
 
@@ -133,5 +135,5 @@ def test_a_run_trains_resumes_and_opens_with_it(mynets, tmp_path):
     models.OWN.clear()
     with pytest.raises(UserError, match="--network mynets:wrapped"):
         Run(tmp_path / "run").model  # noqa: B018
-    with pytest.raises(UserError, match="is code"):
+    with pytest.raises(UserError, match="is user code"):
         train(config, tmp_path / "run")

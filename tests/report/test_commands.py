@@ -27,8 +27,8 @@ def test_the_train_command_gives_back_the_config(changes):
 
 
 def test_what_training_has_filled_in_is_not_told():
-    config = RECIPES["shapes-at"](dataset="folder:a b@16", size=16, num_classes=2, classes=("cat", "dog, wild"))
-    told = "pixelpart train shapes-at --seed 0 --dataset 'folder:a b@16' --out runs/x"
+    config = RECIPES["shapes-at"](dataset="folder:a b", size=16, num_classes=2, classes=("cat", "dog, wild"))
+    told = "pixelpart train shapes-at --seed 0 --dataset 'folder:a b' --size 16 --out runs/x"
     assert train_command(config, Path("runs/x")) == told
 
 

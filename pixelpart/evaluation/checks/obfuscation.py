@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, split_data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation import accuracy, identity, store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
@@ -91,6 +91,8 @@ def check(
     device: torch.device | str | None = None,
     progress: Progress = lambda what, done, total: None,
     data: str | tuple[Tensor, Tensor] | None = None,
+    size: int = 0,
+    skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,
 ) -> ObfuscationReport:
@@ -105,7 +107,17 @@ def check(
     for what, count in (("images", images), ("batch_size", batch_size)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{what} {count!r} is not a whole number above 0")
-    target = load_target(subject, checkpoint=checkpoint, data=data, images=images, device=device, root=root, out=out)
+    target = load_target(
+        subject,
+        checkpoint=checkpoint,
+        data=data,
+        size=size,
+        skip_bad=skip_bad,
+        images=images,
+        device=device,
+        root=root,
+        out=out,
+    )
     if target.folder and target.folder.exists() and not os.access(target.folder, os.W_OK):  # told before the work
         raise UserError(f"cannot write the report to {target.folder}; choose another out")
     pictures = target.pictures
@@ -174,14 +186,15 @@ def another(trial: Trial, target: Target, surrogate: Any, root: str | Path | Non
         hint = "give another model for the same images (--surrogate RUN)"
         if name == GIVEN:
             return None, f"the images came without a training set to train a surrogate on; {hint}"
-        if (n := sets.find(name).counts["train"]) > SMALL:
+        plain, size, skip_bad = split_data_label(name)
+        if (n := sets.find(plain, size=size, skip_bad=skip_bad).counts["train"]) > SMALL:
             return None, f"{name} has {n} training images, too many to train a surrogate on the way; {hint}"
         report = functools.partial(trial.progress, "training a surrogate")
         made = train_surrogate(name, eps=trial.eps, seed=trial.seed, device=pictures.device, root=root, report=report)
         return made, "a tiny-cnn trained for it"
     other = load_target(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
-    if other.config and name != GIVEN and other.config.dataset != name:
-        raise UserError(f"the surrogate is for {other.config.dataset}, the model for {name}; give one for {name}")
+    if other.config and name != GIVEN and other.config.data_label != name:
+        raise UserError(f"the surrogate is for {other.config.data_label}, the model for {name}; give one for {name}")
     with borrowed(other.model) as model:
         classes = [accuracy.check_model(one, pictures, probes=identity.PROBES).shape[1] for one in (trial.model, model)]
         if classes[0] != classes[1]:

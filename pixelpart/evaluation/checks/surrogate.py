@@ -7,6 +7,7 @@ import torch
 from pixelpart import data as sets
 from pixelpart import draws, losses, models
 from pixelpart.attacks import pgd
+from pixelpart.config import split_data_label
 from pixelpart.data import as_float
 from pixelpart.models import Classifier
 
@@ -29,10 +30,11 @@ def train_surrogate(
     Adversarially, by one step of PGD within an eps that grows from 0: changes made for a plainly trained network hardly
     move a robust one.
     """
-    images, labels = sets.load(name, split="train", root=root)
+    name, size, skip_bad = split_data_label(name)
+    images, labels = sets.load(name, split="train", root=root, size=size, skip_bad=skip_bad)
     model = models.build(
         "tiny-cnn",
-        num_classes=sets.find(name).num_classes,
+        num_classes=sets.find(name, size=size, skip_bad=skip_bad).num_classes,
         generator=draws.generator(seed, "surrogate/weights"),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
