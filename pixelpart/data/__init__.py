@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pixelpart.config import Config, is_user_code
-from pixelpart.data import augment, cifar10, cifar100, folder, loader, own, shapes, svhn, tinyimagenet
+from pixelpart.data import augment, cifar10, cifar100, folder, loader, shapes, svhn, tinyimagenet, user_set
 from pixelpart.data.check import check_images, check_labels, check_pixels
 from pixelpart.data.download import Progress, quiet
 from pixelpart.data.home import Root, home
@@ -77,16 +77,17 @@ SETS: dict[str, DataSet] = {
         decodes=True,
     ),
 }
-OWN: dict[str, DataSet] = {}  # sets of the user's own code, by module:function, that this process was told to use
+USER_SETS: dict[str, DataSet] = {}  # data sets of user code by module:function, filled by `use`
 
 
 def use(name: str) -> str:
-    """The name, fit for `find` and `load`: code behind module:function is run here, and nowhere else.
+    """Runs the user code of that name, so that `find` and `load` know it, and returns the name.
 
-    Only a name from the command line or from a caller's own code may come here, never one from a file.
+    Other names are returned as they are. Call it only with a name from the command line or from the caller's own code,
+    never with one from a file.
     """
-    if is_user_code(name) and name not in OWN:
-        OWN[name] = own.data_set(name)
+    if is_user_code(name) and name not in USER_SETS:
+        USER_SETS[name] = user_set.data_set(name)
     return name
 
 
@@ -98,12 +99,12 @@ def find(name: str, *, size: int = 0, skip_bad: bool = False) -> DataSet:
     """
     if name.startswith("folder:"):
         return folder.data_set(name.removeprefix("folder:"), size=size, skip_bad=skip_bad)
-    if is_user_code(name) and name not in OWN:
+    if is_user_code(name) and name not in USER_SETS:
         raise UserError(
             f"data set {name!r} is user code and is never loaded from a config; pass --data {name} or call "
             f"pp.data.use({name!r})"
         )
-    entry = OWN[name] if name in OWN else choose(SETS, name, "data set")
+    entry = USER_SETS[name] if name in USER_SETS else choose(SETS, name, "data set")
     if size:
         raise UserError(f"--size is for folder:PATH, not for {name!r}")
     if skip_bad and name != "tinyimagenet":
@@ -172,6 +173,6 @@ def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
 
 __all__ = [
     "SETS", "Batch", "DataSet", "Loader", "Row", "as_float", "augment", "check_images", "check_labels", "check_pixels",
-    "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "of_config", "own", "shapes",
-    "split_holdout", "svhn", "tinyimagenet", "use", "verify",
+    "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "of_config", "shapes",
+    "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
 ]  # fmt: skip

@@ -14,10 +14,11 @@ from pixelpart.config import Config, data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.function import make_model, parse_name
+from pixelpart.evaluation.function import make_model
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.runs import Row, Run, config_of, load_model
 from pixelpart.runtime.device import choose_device
+from pixelpart.runtime.usercode import parse_name
 
 Data = str | tuple[Tensor, Tensor]
 Kind = Literal["run", "checkpoint", "archive", "function", "module"]

@@ -8,7 +8,7 @@ import torch
 
 from pixelpart.config import is_user_code
 from pixelpart.errors import UserError, choose
-from pixelpart.models import own
+from pixelpart.models import user_model
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.loading import load_state
 from pixelpart.models.preact import PreActResNet18
@@ -35,16 +35,17 @@ MODELS: dict[str, Callable[..., Classifier]] = {
     **TRANSFORMERS,
 }
 
-OWN: dict[str, own.Maker] = {}  # networks of the user's own code, by module:function, that this process may make
+USER_MODELS: set[str] = set()  # module:function names that the caller gave, so that this process may run them
 
 
 def use(name: str) -> str:
-    """The name, fit for `build` and for a config: code behind module:function is imported here, and nowhere else.
+    """Allows `build` to run the user code of that name, and returns the name; other names are returned as they are.
 
-    Only a name from the command line or from a caller's own code may come here, never one from a file.
+    Call it only with a name from the command line or from the caller's own code, never with one from a file.
     """
-    if is_user_code(name) and name not in OWN:
-        OWN[name] = own.maker(name)
+    if is_user_code(name):
+        user_model.check_function(name)
+        USER_MODELS.add(name)
     return name
 
 
@@ -60,18 +61,18 @@ def build(
     """A new network on the CPU, in train mode; weights come from the generator (None: a fresh one seeded with 0).
 
     A transformer is made for images of `size` pixels, in patches of 4 (32 pixels), 8 (64) or 16 (224); the others take
-    any size. A module:function that `use` has been told of makes its weights itself.
+    any size. A module:function needs `use` first, and draws its weights itself.
     """
     if num_classes < 2:
         raise UserError(f"num_classes {num_classes} is below 2")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if is_user_code(name):
-        if name not in OWN:
+        if name not in USER_MODELS:
             raise UserError(
                 f"model {name!r} is user code and is never loaded from a config; pass --model {name} to train, "
                 f"--network {name} to other commands, or call pp.models.use({name!r})"
             )
-        model = own.network(name, OWN[name], num_classes, size, generator)
+        model = user_model.make(name, num_classes, size, generator)
         if any(mean) or any(value != 1 for value in std):  # else it keeps its own
             model.set_scaling(mean, std)
         return model

@@ -1,6 +1,6 @@
-"""`module:function`: code of the user's own, named on the command line or in the API.
+"""User code named `module:function` on the command line or in the API: imported and called, with one-line errors.
 
-Such a name never comes from a file: naming it is running it.
+Importing runs the module, so only names that the caller gave may come here, never names read from a file.
 """
 
 import contextlib
@@ -11,18 +11,15 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import torch
 
 from pixelpart.errors import UserError
 
 NAME = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 LIBRARIES = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
-LIBRARIES += [Path(__file__).parent, Path(torch.__file__).parent]
+LIBRARIES.append(Path(__file__).parents[1])
 
 
 def parse_name(name: str) -> tuple[str, str]:
@@ -33,61 +30,76 @@ def parse_name(name: str) -> tuple[str, str]:
     raise UserError(f"{name!r} is not module:function; write mymodels:robust for the function robust in mymodels.py")
 
 
-def find_named(name: str) -> Any:
-    """What module:function names, looked for in the working folder first; call it inside `working_folder_first`."""
-    home, function = parse_name(name)
-    return _attribute(_module(home), function)
-
-
-def failed(name: str, error: BaseException) -> UserError:
-    said = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return UserError(f"{name} fails with {what if len(what) <= 300 else what[:297] + '...'} ({_where(error)})")
-
-
-def _module(name: str) -> ModuleType:
-    importlib.invalidate_caches()  # the file may be younger than this process
+def load(name: str) -> Any:
+    """The object that `module:function` names; modules in the working folder come first."""
+    module_name, attribute = parse_name(name)
+    importlib.invalidate_caches()  # the file may have been written after this process started
     try:
-        return importlib.import_module(name)
+        with _user_code():
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{name}.".startswith(f"{missing}."):
+        if missing and f"{module_name}.".startswith(f"{missing}."):
             raise UserError(f"no module {missing!r}, neither in this folder nor among the installed ones") from None
-        raise failed(name, error) from error
+        raise failure(module_name, error) from error
+    if hasattr(module, attribute):
+        return getattr(module, attribute)
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    defined = [key for key in functions if getattr(vars(module)[key], "__module__", None) == module_name]
+    close = difflib.get_close_matches(attribute, functions, n=3, cutoff=0.5)
+    choices = f"it has: {', '.join(sorted(defined)[:8]) or 'no function'}"
+    hint = f"did you mean {' or '.join(close)}?" if close else choices
+    raise UserError(f"{module_name} has no {attribute!r}; {hint}")
 
 
-def _attribute(module: ModuleType, name: str) -> Any:
-    if hasattr(module, name):
-        return getattr(module, name)
-    offered = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    own = [key for key in offered if getattr(vars(module)[key], "__module__", None) == module.__name__]
-    near = difflib.get_close_matches(name, offered, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has: {', '.join(sorted(own)[:8]) or 'no function'}"
-    raise UserError(f"{module.__name__} has no {name!r}; {hint}")
+def load_function(name: str) -> Callable[..., Any]:
+    """The function or class that `module:function` names."""
+    found = load(name)
+    if not callable(found):
+        raise UserError(f"{name} is a {type(found).__name__}; name a function")
+    return found
 
 
-def _where(error: BaseException) -> str:
-    """The line of the user's own that led there; one of a library where none did."""
+def call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """The value that the function returns for these arguments."""
+    function = load_function(name)
+    try:
+        with _user_code():
+            return function(*args, **kwargs)
+    except (Exception, SystemExit) as error:
+        raise failure(f"{name}({', '.join(map(repr, args))})" if args else name, error) from error
+
+
+def failure(what: str, error: BaseException) -> UserError:
+    """A UserError in one line: what failed, the exception, and the line of the user's own code that led to it."""
+    message = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return UserError(f"{what} fails with {text if len(text) <= 300 else text[:297] + '...'} ({_location(error)})")
+
+
+def _location(error: BaseException) -> str:
+    """file:line of the last frame in the user's code, else of the last frame in a library."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
+        return f"{_relative(error.filename)}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(home) for home in LIBRARIES)]
-    last = (own or frames)[-1]
-    return f"{_short(last.filename)}:{last.lineno}"
+    users = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(home) for home in LIBRARIES)]
+    last = (users or frames)[-1]
+    return f"{_relative(last.filename)}:{last.lineno}"
 
 
-def _short(file: str) -> str:
+def _relative(file: str) -> Path:
     path = Path(file)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextlib.contextmanager
-def working_folder_first() -> Iterator[None]:
-    """Modules are looked for in the working folder first, as `python -m` does."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+def _user_code() -> Iterator[None]:
+    """Modules are looked up in the working folder first, as `python -m` does; stdout, kept for results, is stderr."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
-        with contextlib.suppress(ValueError):  # the user's code may have taken it off
-            sys.path.remove(here)
+        with contextlib.suppress(ValueError):  # the user's code may have removed it
+            sys.path.remove(folder)

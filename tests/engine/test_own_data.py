@@ -31,7 +31,7 @@ SMALL = ["--epochs", "1", "--holdout", "4", "--probe", "4", "--batch-size", "16"
 def _place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIXELPART_DATA", str(tmp_path / "root"))
-    monkeypatch.setattr(data, "OWN", {})
+    monkeypatch.setattr(data, "USER_SETS", {})
     yield
     sys.modules.pop("own_set", None)
 
@@ -105,7 +105,7 @@ def test_a_set_that_comes_class_by_class_is_measured_on_several_classes(tmp_path
     x, y = data.shapes.generate("test")
     order = y.argsort(stable=True)
     entry = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x[order], y[order]))
-    monkeypatch.setitem(data.OWN, "mine:sorted", entry)
+    monkeypatch.setitem(data.USER_SETS, "mine:sorted", entry)
     config = Config(dataset="mine:sorted", size=32, num_classes=10, holdout=0, probe=64)
     _, probes = load(config, None, device=torch.device("cpu"), world=World(), screen=Screen(quiet=True))
     assert len(probes["test"][1].unique()) == 10
@@ -120,7 +120,7 @@ def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_pa
         "import numpy as np\ndef load(split):\n    return np.zeros((32, 3, 16, 16), np.uint8), np.arange(32) % 2\n"
     )
     assert main(["train", "shapes-at", "--data", "own_set:load", "--out", "run", *SMALL]) == 0
-    monkeypatch.setattr(data, "OWN", {})
+    monkeypatch.setattr(data, "USER_SETS", {})
     evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet"]
     for refused in (evaluate, ["train", "run/config.json", "--out", "again"]):
         assert main(refused) == 2

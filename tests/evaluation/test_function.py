@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.function import make_model, parse_name
+from pixelpart.evaluation.function import make_model
+from pixelpart.runtime.usercode import parse_name
 
 CPU = torch.device("cpu")
 GOOD = """

@@ -110,7 +110,7 @@ def test_without_a_training_set_the_black_box_is_skipped_and_says_so(plane, pair
 
 
 def test_a_set_of_the_users_own_has_one_trained_on_it(honest, monkeypatch):
-    monkeypatch.setitem(data.OWN, "mine:corners", SET)
+    monkeypatch.setitem(data.USER_SETS, "mine:corners", SET)
     found = check(honest, data="mine:corners", images=20)["black box"]
     assert found.numbers["surrogate"] == "a tiny-cnn trained for it"
 

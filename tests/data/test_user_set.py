@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pixelpart import data
-from pixelpart.data import own
 from pixelpart.errors import UserError
+from pixelpart.runtime import usercode
 
 GOOD = """
     import numpy as np
@@ -56,7 +56,7 @@ GOOD = """
 @pytest.fixture(autouse=True)
 def _module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data, "OWN", {})
+    monkeypatch.setattr(data, "USER_SETS", {})
     (tmp_path / "own_data.py").write_text(textwrap.dedent(GOOD))
     yield
     sys.modules.pop("own_data", None)
@@ -80,7 +80,7 @@ def test_labels_may_be_of_any_whole_type():
 
 def test_a_name_that_nobody_gave_runs_nothing():
     for ask in (data.find, data.load, data.verify):
-        with pytest.raises(UserError, match=r"is code, which no file may have run; name it yourself: --data"):
+        with pytest.raises(UserError, match=r"is user code and is never loaded from a config; pass --data"):
             ask("own_data:pictures")
     assert "own_data" not in sys.modules
 
@@ -108,8 +108,9 @@ def test_mistakes_are_one_line(name, message):
         data.load(data.use(name))
 
 
-def test_a_mapped_file_that_cannot_be_written_gives_no_warning(tmp_path, recwarn):
+def test_a_mapped_file_that_cannot_be_written_gives_no_warning(tmp_path, recwarn, monkeypatch):
     np.save(tmp_path / "x.npy", np.zeros((4, 3, 8, 8), np.uint8))
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
-    own._split("mine:load", lambda split: (x, [0, 1, 0, 1]), "train")
+    monkeypatch.setattr(usercode, "call", lambda name, split: (x, [0, 1, 0, 1]))
+    data.use("mine:load")
     assert not recwarn.list

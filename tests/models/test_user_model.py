@@ -64,7 +64,7 @@ ready = Net(10)
 def mynets(tmp_path, monkeypatch):
     (tmp_path / "mynets.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "OWN", {})
+    monkeypatch.setattr(models, "USER_MODELS", set())
     yield
     sys.modules.pop("mynets", None)
 
@@ -132,7 +132,7 @@ def test_a_run_trains_resumes_and_opens_with_it(mynets, tmp_path):
     run = train(config, tmp_path / "run")
     assert [row["phase"] for row in run.metrics] == ["burn-in", "mask"]
     assert isinstance(run.model.module.fc, nn.Linear)
-    models.OWN.clear()
+    models.USER_MODELS.clear()
     with pytest.raises(UserError, match="--network mynets:wrapped"):
         Run(tmp_path / "run").model  # noqa: B018
     with pytest.raises(UserError, match="is user code"):

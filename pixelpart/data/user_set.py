@@ -1,10 +1,6 @@
-"""A data set that the user's own code gives: `module:function`, where function(split) returns images and labels."""
+"""A data set made by user code: `module:function`, where function(split) returns images and labels."""
 
-import contextlib
-import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +10,14 @@ from pixelpart.data.folder import MEAN, STD
 from pixelpart.data.home import Root
 from pixelpart.data.sets import DataSet
 from pixelpart.errors import UserError, choose
-from pixelpart.runtime.usercode import failed, find_named, working_folder_first
+from pixelpart.runtime import usercode
 
-SPLITS = {"train": 0, "test": 1}
+SPLITS = ("train", "test")
 
 
 def data_set(name: str) -> DataSet:
-    """What function("train") and function("test") return, as a set; both are called now and kept."""
-    with working_folder_first(), contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-        function = find_named(name)
-        if not callable(function):
-            raise UserError(f"{name} is a {type(function).__name__}; name a function of the split, train or test")
-        held = {split: _split(name, function, split) for split in SPLITS}
+    """The images and labels that function("train") and function("test") return, as a set; both are called now."""
+    held = {split: _split(name, split) for split in SPLITS}
     x, y = held["train"]
     found = y.unique()
     num_classes = len(found)
@@ -48,17 +40,18 @@ def data_set(name: str) -> DataSet:
         counts={split: len(labels) for split, (_, labels) in held.items()},
         about=f"{num_classes} classes, from the code {name}",
         load=load,
-        check=lambda root: None,  # all of it was looked at above
+        check=lambda root: None,  # checked above
     )
 
 
-def _split(name: str, function: Callable[..., Any], split: str) -> tuple[Tensor, Tensor]:
+def _split(name: str, split: str) -> tuple[Tensor, Tensor]:
+    found = usercode.call(name, split)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor is it written to
-            x, y = map(torch.as_tensor, function(split))
-    except (Exception, SystemExit) as error:  # the user's own code: it may fail in any way
-        raise failed(f"{name}({split!r})", error) from error
+            x, y = map(torch.as_tensor, found)
+    except Exception as error:
+        raise UserError(f"{name}({split!r}) must return a pair of arrays (images, labels): {error}") from None
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or x.shape[2] != x.shape[3] or not len(x):
         kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
