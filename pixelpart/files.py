@@ -1,27 +1,41 @@
-"""Writing files so that a kill leaves the old content or the new, never a mixture. No torch in here."""
+"""Atomic writes and locks between processes. No torch in here."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Puts data at path so that a kill, a full disk or a power cut leaves either the old content or the new."""
+    """Replaces the content of `path`; a kill, a full disk or a power cut leaves either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}.partial")
     try:
-        with open(aside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise OSError(error.errno, f"{error.strerror}, and what was there before still is", str(path)) from None
-    except BaseException:
-        aside.unlink(missing_ok=True)
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, f"{error.strerror}; the old file is unchanged", str(path)) from None
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(folder)  # the new name is on disk too
     finally:
         os.close(folder)
+
+
+@contextmanager
+def exclusive_lock(path: Path, *, wait: bool) -> Iterator[None]:
+    """Holds the lock file `path`; the operating system releases the lock when the process ends.
+
+    Where another process holds it: waits, or raises BlockingIOError if `wait` is False.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

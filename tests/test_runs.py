@@ -1,66 +1,19 @@
-"""A run on disk: every write leaves the old file or the new one, one process at a time, and foreign files alone."""
+"""A run on disk: checkpoints, the folder with its lock and metrics, and `Run`."""
 
-import errno
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.files import atomic_write
-from pixelpart.runs import RunFolder, load_checkpoint, read_facts, save_checkpoint
-
-
-def fail(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-# -- one file
-
-
-def test_a_write_makes_its_folders_and_holds_what_was_given(tmp_path):
-    path = tmp_path / "a" / "b" / "c.txt"
-    atomic_write(path, "grüße")
-    assert path.read_bytes() == "grüße".encode()
-    atomic_write(path, b"\x00\xff")
-    assert path.read_bytes() == b"\x00\xff"
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, call):
-    atomic_write(tmp_path / "file", "old")
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OSError, match="No space"):
-        atomic_write(tmp_path / "file", "new")
-    assert (tmp_path / "file").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
-    done = []
-    for call in ("fsync", "replace"):
-        original = getattr(os, call)
-        monkeypatch.setattr(os, call, lambda *a, call=call, original=original: (done.append(call), original(*a))[1])
-    atomic_write(tmp_path / "file", "new")
-    assert done == ["fsync", "replace", "fsync"]
-
-
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path, contents, seen = tmp_path / "file", ["a" * 100_000, "b" * 100_000], set()
-    atomic_write(path, contents[0])
-    writer = threading.Thread(target=lambda: [atomic_write(path, contents[i % 2]) for i in range(40)])
-    writer.start()
-    while writer.is_alive():
-        seen.add(path.read_text())
-    writer.join()
-    assert seen <= set(contents)
-
+from pixelpart.runs import Run, RunFolder, build_model, fill, load_checkpoint, read_facts, save_checkpoint
 
 # -- checkpoints
 
@@ -75,189 +28,259 @@ def tensors():
     }
 
 
-def test_a_checkpoint_gives_back_tensors_and_facts(tmp_path, tensors):
-    facts = {"config": "abc", "position": {"step": 3, "best_robust_ce": None}}
-    save_checkpoint(tmp_path / "x.safetensors", tensors, facts)
-    loaded, found = load_checkpoint(tmp_path / "x.safetensors")
-    assert found == facts == read_facts(tmp_path / "x.safetensors")
+FACTS = {"config": "abc", "position": {"step": 3, "best_robust_ce": None}}
+
+
+def test_checkpoint_returns_the_saved_tensors_and_facts(tmp_path, tensors):
+    save_checkpoint(tmp_path / "x.safetensors", tensors, FACTS)
+    loaded, facts = load_checkpoint(tmp_path / "x.safetensors")
+    assert facts == FACTS == read_facts(tmp_path / "x.safetensors")
     assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(loaded[name], tensor.detach())
         assert loaded[name].dtype == tensor.dtype
 
 
-def test_equal_content_gives_equal_bytes_in_whatever_order(tmp_path, tensors):
+def test_equal_content_gives_equal_bytes_in_any_order(tmp_path, tensors):
     save_checkpoint(tmp_path / "x", tensors, {"a": 1, "b": 2})
     save_checkpoint(tmp_path / "y", dict(reversed(tensors.items())), {"b": 2, "a": 1})
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-def test_a_file_cut_anywhere_is_a_user_error_that_names_it(tmp_path, tensors):
+def test_truncated_checkpoint_is_a_user_error(tmp_path, tensors):
     path = tmp_path / "x.safetensors"
-    save_checkpoint(path, tensors, {"epoch": 1})
-    whole = path.read_bytes()
-    for length in (0, 4, 8, 40, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"x\.safetensors is truncated or not a checkpoint") as caught:
+    save_checkpoint(path, tensors, FACTS)
+    content = path.read_bytes()
+    for length in (0, 8, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match=r"x\.safetensors is truncated or not a pixelpart checkpoint"):
             load_checkpoint(path)
-        assert "\n" not in str(caught.value)
 
 
-def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path, tensors):
-    """In the header, in the facts, in a weight; without its name the sum is not found, but all else is as it was."""
-    path, facts = tmp_path / "x.safetensors", {"config": "abc", "position": {"step": 3}}
-    save_checkpoint(path, tensors, facts)
-    whole, unnoticed, said = path.read_bytes(), 0, []
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+def test_flipped_bit_is_detected_or_changes_nothing(tmp_path, tensors):
+    """In the header, the facts and the weights; a flip in the name `sum` itself only hides the checksum."""
+    path = tmp_path / "x.safetensors"
+    save_checkpoint(path, tensors, FACTS)
+    content, undetected = path.read_bytes(), 0
+    for at in range(0, len(content), 3):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 7]) + content[at + 1 :])
         try:
-            loaded, found = load_checkpoint(path)
-        except UserError as error:
-            said.append(str(error))
-        else:
-            unnoticed += 1
-            assert found.items() >= facts.items()
-            assert all(torch.equal(loaded[name], tensor.detach()) for name, tensor in tensors.items())
-    assert unnoticed <= len("sum")
-    assert all(re.match(r".*x\.safetensors is (damaged|truncated)", line) and "\n" not in line for line in said)
+            loaded, facts = load_checkpoint(path)
+        except UserError:
+            continue
+        undetected += 1
+        assert facts.items() >= FACTS.items()
+        assert all(torch.equal(loaded[name], tensor.detach()) for name, tensor in tensors.items())
+    assert undetected <= 1
 
 
-def test_a_checkpoint_without_a_sum_is_read(tmp_path):
-    from safetensors.torch import save_file
+def test_changed_weight_is_a_checksum_mismatch(tmp_path, tensors):
+    path = tmp_path / "x.safetensors"
+    save_checkpoint(path, tensors, FACTS)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"x\.safetensors: checksum mismatch: the file is corrupt"):
+        load_checkpoint(path)
 
+
+def test_checkpoint_of_an_older_version_without_checksum_is_read(tmp_path):
     save_file({"a": torch.ones(2)}, tmp_path / "x", metadata={"pixelpart": '{"epoch": 1}'})
     assert load_checkpoint(tmp_path / "x")[1] == {"epoch": 1}
 
 
-def test_a_safetensors_file_of_someone_else_is_a_user_error(tmp_path, tensors):
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="not a checkpoint of pixelpart"):
-        load_checkpoint(tmp_path / "x.safetensors")
-
-
-def test_a_pickle_is_refused_and_not_run(tmp_path):
-    """A checkpoint as other tools write it: loading one would run its code."""
-
+def test_pickles_and_other_safetensors_files_are_refused_and_not_run(tmp_path):
     class Evil:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "owned"),))
 
-    torch.save({"a": Evil()}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="not a checkpoint"):
-        load_checkpoint(tmp_path / "x.safetensors")
+    save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
+    torch.save({"a": Evil()}, tmp_path / "pickle.safetensors")
+    for name in ("other", "pickle"):
+        with pytest.raises(UserError, match="not a pixelpart checkpoint"):
+            load_checkpoint(tmp_path / f"{name}.safetensors")
     assert not (tmp_path / "owned").exists()
 
 
-def test_a_checkpoint_that_is_not_there_is_a_user_error(tmp_path):
-    for read in (load_checkpoint, read_facts):
-        with pytest.raises(UserError, match=f"no checkpoint at {tmp_path / 'none'}"):
-            read(tmp_path / "none")
+@pytest.mark.parametrize("read", [load_checkpoint, read_facts])
+def test_missing_checkpoint_is_a_user_error(tmp_path, read):
+    with pytest.raises(UserError, match=f"no checkpoint at {tmp_path / 'none'}"):
+        read(tmp_path / "none")
 
 
 # -- the folder
 
 
-def test_a_new_folder_takes_the_config_and_the_same_config_again(tmp_path):
+def test_config_is_written_once_and_another_is_refused_with_the_fields_that_differ(tmp_path):
     folder = RunFolder(tmp_path / "run")
     for _ in range(2):
-        folder.check(Config(seed=4))
-        folder.claim(Config(seed=4))
-    assert folder.read_config() == Config(seed=4)
-    assert json.loads(folder.config_file.read_text())["schema_version"] == 1
-
-
-def test_another_config_is_refused_with_the_fields_that_differ_and_the_old_one_stays(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.claim(Config(seed=4))
-    before = folder.config_file.read_bytes()
+        folder.check_config(Config(seed=4))
+        folder.write_config(Config(seed=4))
     with pytest.raises(UserError, match=r"another config \(seed: 4 there, 0 here; mask.every: 0 there, 1 here\)"):
-        folder.check(Config(mask={"every": 1}))
-    folder.claim(Config(mask={"every": 1}))
-    assert folder.config_file.read_bytes() == before
+        folder.check_config(Config(mask={"every": 1}))
+    folder.write_config(Config(mask={"every": 1}))
+    assert folder.read_config() == Config(seed=4)
 
 
-def test_a_config_of_a_newer_version_is_refused_rather_than_misread(tmp_path):
+def test_config_of_a_newer_version_is_refused(tmp_path):
     folder = RunFolder(tmp_path)
     folder.config_file.write_text(json.dumps(json.loads(Config().to_json()) | {"schema_version": 99}))
     with pytest.raises(UserError, match="schema_version 99 is not 1"):
-        folder.check(Config())
+        folder.check_config(Config())
 
 
-def test_a_folder_with_other_files_is_not_claimed(tmp_path):
+def test_folder_that_is_not_a_run_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="not empty and not a run folder"):
-        RunFolder(tmp_path).check(Config())
+        RunFolder(tmp_path).check_config(Config())
+    with pytest.raises(UserError, match=r"not a run folder: it has no config\.json"):
+        RunFolder(tmp_path).read_config()
+    with pytest.raises(UserError, match="nowhere is not a run folder: no such folder"):
+        RunFolder(tmp_path / "nowhere").read_config()
+    with pytest.raises(UserError, match=r"cannot use .*notes\.txt as a run folder"):
+        RunFolder(tmp_path / "notes.txt").locked().__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_folder_that_is_no_run_says_so(tmp_path):
-    with pytest.raises(UserError, match=r"not a run folder: it has no config\.json"):
-        RunFolder(tmp_path).read_config()
+def test_second_lock_is_refused_until_the_first_is_released(tmp_path):
+    def work():
+        with RunFolder(tmp_path).locked():
+            with pytest.raises(UserError, match="another process is working in"):
+                RunFolder(tmp_path).locked().__enter__()
+            raise KeyError
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            work()
 
 
-def test_a_second_lock_is_refused_and_the_next_one_after_release_is_not(tmp_path):
-    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    with first.locked(), pytest.raises(UserError, match="another process is working in"), second.locked():
-        pass
-    with RunFolder(tmp_path / "run").locked():
-        pass
+def test_user_error_inside_the_lock_leaves_no_new_folder(tmp_path):
+    with pytest.raises(UserError), RunFolder(tmp_path / "new").locked():
+        raise UserError("a mistake")
+    assert not (tmp_path / "new").exists()
 
 
-def test_a_lock_is_released_by_an_exception(tmp_path):
-    with pytest.raises(KeyError), RunFolder(tmp_path).locked():
-        raise KeyError
-    with RunFolder(tmp_path).locked():
-        pass
-
-
-def test_a_lock_dies_with_its_process(tmp_path):
-    code = "import sys, fcntl, os; f = open(sys.argv[1], 'a+'); fcntl.flock(f, 2); print('held', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "held\n"
-    with pytest.raises(UserError, match="another process"), RunFolder(tmp_path).locked():
-        pass
-    child.kill()
-    child.communicate()
-    with RunFolder(tmp_path).locked():
-        pass
-
-
-def test_a_file_where_the_folder_should_be_is_a_user_error(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot use .*run as a run folder"), RunFolder(tmp_path / "run").locked():
-        pass
-    assert (tmp_path / "run").read_text() == "a file"
-
-
-def test_metrics_come_back_as_written_and_a_torn_last_line_is_left_out(tmp_path):
+def test_metrics_are_read_as_written_and_lines_that_are_not_rows_are_left_out(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.read_metrics() == []
     rows = [{"epoch": 1, "loss": 0.1}, {"epoch": 2, "loss": 1 / 3}]
     folder.write_metrics(rows)
+    with open(folder.metrics_file, "ab") as file:
+        file.write(b'\xff\xfe\n3\n{"loss": 2}\n{"epoch": 3, "lo')
     assert folder.read_metrics() == rows
-    with open(folder.metrics_file, "a") as file:
-        file.write('{"epoch": 3, "lo')
-    assert folder.read_metrics() == rows
 
 
-def test_the_log_gains_one_line_at_a_time(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.log("erste Zeile – ü")
-    folder.log("second\n")
-    assert folder.log_file.read_text(encoding="utf-8") == "erste Zeile – ü\nsecond\n"
+def test_importing_runs_does_not_import_torch():
+    code = "import sys, pixelpart.runs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_is_no_row_of_metrics_is_left_out(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.metrics_file.write_bytes(b'{"epoch": 1}\n\xff\xfe\n3\n{"loss": 2}\n{"epoch": 2, "lo')
-    assert folder.read_metrics() == [{"epoch": 1}]
+# -- a run opened for use
 
 
-def test_a_mistake_inside_the_lock_leaves_no_folder_behind(tmp_path):
-    with pytest.raises(UserError), RunFolder(tmp_path / "new").locked():
-        raise UserError("a mistake")
-    assert not (tmp_path / "new").exists()
+def weights(seed, name="tiny-cnn"):
+    return models.build(name, generator=torch.Generator().manual_seed(seed)).state_dict()
+
+
+def same(model, state):
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A run on disk whose checkpoints hold weights of known seeds: raw of `seed`, averaged of `seed` + 100."""
+
+    def write(config=None, config_hash=None, **checkpoints):
+        folder = RunFolder(tmp_path / "run")
+        config = config or Config(model="tiny-cnn")
+        folder.write_config(config)
+        for name, seed in checkpoints.items():
+            tensors = {f"model.{key}": tensor for key, tensor in weights(seed).items()}
+            if config.ema:
+                tensors |= {f"average.{key}": tensor for key, tensor in weights(seed + 100).items()}
+            tensors |= {"tally": torch.zeros(6), "momentum.linear.bias": torch.zeros(10)}
+            save_checkpoint(folder.checkpoint(name), tensors, {"epoch": seed, "config": config_hash or config.hash()})
+        return Run(folder.path)
+
+    return write
+
+
+def test_model_is_the_best_checkpoint_in_eval_mode(make):
+    run = make(best=1, last=2)
+    assert same(run.model, weights(1))
+    assert not any(module.training for module in run.model.modules())
+    assert run.config == Config(model="tiny-cnn")
+    assert Run(str(run.dir)) == run
+    model, facts = run.load("last")
+    assert same(model, weights(2))
+    assert facts == {"epoch": 2, "weights": "raw", "config": run.config.hash()}
+
+
+def test_run_with_averaged_weights_loads_the_average(make):
+    model, facts = make(Config(model="tiny-cnn", ema=0.99), best=1).load()
+    assert same(model, weights(101))
+    assert facts["weights"] == "averaged"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"last": 2}, r"no checkpoint 'best' in .*run; choose from last"),
+        ({}, r"no checkpoint 'best' in .*run; none is saved yet"),
+        ({"config": Config(model="wrn-10-1"), "best": 1}, r"best\.safetensors belongs to another model: \d+ tensors"),
+        ({"config_hash": "1234", "best": 1}, r"best\.safetensors belongs to another run: its config is 1234, not "),
+    ],
+)
+def test_checkpoint_that_does_not_fit_is_refused(make, settings, message):
+    with pytest.raises(UserError, match=message):
+        _ = make(**settings).model
+
+
+def test_fill_copies_in_place_and_refuses_other_shapes_before_it_copies():
+    model = models.build("tiny-cnn", num_classes=10)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    other = models.build("tiny-cnn", num_classes=7).state_dict()
+    with pytest.raises(UserError, match=r"x belongs to another model: 2 tensors do not fit, the first is linear\."):
+        fill(model.state_dict(), other, source=Path("x"))
+    assert same(model, before)
+    fill(model.state_dict(), weights(5), source=Path("x"))
+    assert same(model, weights(5))
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == addresses
+
+
+# -- the network of a config
+
+
+def test_equal_seeds_give_equal_weights_and_others_do_not():
+    a, b, c = (build_model(Config(model="tiny-cnn", seed=seed)) for seed in (0, 0, 1))
+    assert same(a, b.state_dict())
+    assert not torch.equal(a.linear.weight, c.linear.weight)
+
+
+def test_set_without_its_bad_files_has_the_same_normalisation():
+    settings = Config(dataset="tinyimagenet", skip_bad=True, num_classes=200, model="tiny-cnn", normalize=True)
+    full = settings.model_copy(update={"skip_bad": False, "num_classes": 0})
+    assert torch.equal(build_model(settings).mean, build_model(full).mean)
+    assert torch.equal(build_model(settings).std, build_model(full).std)
+
+
+def test_normalisation_is_the_data_sets_and_inside_the_model():
+    plain, scaled = (build_model(Config(model="tiny-cnn", normalize=flag)).eval() for flag in (False, True))
+    x = torch.rand(2, 3, 32, 32)
+    shapes = data.SETS["shapes"]
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (shapes.mean, shapes.std))
+    assert torch.allclose(scaled(x), plain((x - mean) / std), atol=1e-5)
+    assert not torch.allclose(scaled(x), plain(x), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
+        ({"model": "resnet50"}, "unknown model 'resnet50'; choose from deit-small, preactresnet18, resnet18, "),
+        ({"model": "wrn-11-1"}, "unknown model 'wrn-11-1'; choose a depth of 10, 16"),
+    ],
+)
+def test_unknown_name_is_a_user_error_with_the_choices(change, message):
+    with pytest.raises(UserError, match=message):
+        build_model(Config(**change))

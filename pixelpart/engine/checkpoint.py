@@ -9,7 +9,7 @@ from pixelpart.config import Config, differing_fields
 from pixelpart.engine.state import Learner
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import MaskStore
-from pixelpart.runs import Row, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
+from pixelpart.runs import Facts, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
 
 # Where a fork may differ from the run it comes from; data, held-out images, model and seed must be the same.
 FORK_MAY_CHANGE = (
@@ -97,7 +97,7 @@ class Checkpoints:
             else "no checkpoint yet"
         )
 
-    def _facts(self, at: Position) -> Row:
+    def _facts(self, at: Position) -> Facts:
         settings = self.config.model_dump(mode="json")
         about = {"config": self.config.hash(), "model": self.config.model, "settings": settings}
         return about | {"position": asdict(at), "epoch": at.epoch}

@@ -7,7 +7,7 @@ from pixelpart.engine.plan import Phase
 from pixelpart.engine.probe import Reading
 from pixelpart.engine.state import Learner
 from pixelpart.engine.stored_maps import maps_of
-from pixelpart.runs import Row
+from pixelpart.runs import MetricsRow
 from pixelpart.types import Budget, Images, Labels
 from pixelpart.view.borrow import FrozenView
 
@@ -23,7 +23,7 @@ def row(
     readings: dict[str, Reading],
     measured_on: str,
     images: tuple[Images, Labels],
-) -> Row:
+) -> MetricsRow:
     """The epoch's row of metrics but for its times; the damage is worked out on the first of `images`."""
     reading = readings[measured_on]
     return {
@@ -60,7 +60,7 @@ def collapsed(model: FrozenView, x: Images, y: Labels, *, chunk: int) -> int | N
     return int(called[0]) if len(called) == 1 and len(y.unique()) > 1 else None
 
 
-def summary(row: Row, epochs: int) -> str:
+def summary(row: MetricsRow, epochs: int) -> str:
     """The row as a line for the screen and the log."""
     return (
         f"epoch {row['epoch']}/{epochs} {row['phase']}: loss {row['loss']:.4f}, natural {row['natural']:.1%}, "

@@ -54,7 +54,7 @@ def train(
     config = training_data.settled(config)
     plan = build(config)
     folder = RunFolder(out)
-    folder.check(config)
+    folder.check_config(config)
     with joined() as world:
         place, screen = choose_device(device or local_device()), screen or Screen()
         shown = screen if world.leads else Screen(quiet=True)
@@ -112,10 +112,10 @@ class Trainer:
 
     def run(self, save_seconds: float) -> None:
         steps, epochs = self.loader.steps, self.config.epochs
-        self.folder.check(self.config)
+        self.folder.check_config(self.config)
         self.at = self.checkpoints.resume(steps, len(self.loader))
         if self.world.leads:
-            self.folder.claim(self.config)
+            self.folder.write_config(self.config)
         else:
             self.learner.tally.sums.zero_()  # what was saved are the sums of all
         if self.at.step == steps * epochs:

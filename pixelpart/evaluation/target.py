@@ -16,7 +16,7 @@ from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.function import make_model
 from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.runs import Row, Run, config_of, load_model
+from pixelpart.runs import Facts, Run, config_of, load_model
 from pixelpart.runtime.device import choose_device
 from pixelpart.runtime.usercode import parse_name
 
@@ -85,7 +85,7 @@ def load_target(
 
     place = _place(subject, device)
     model: nn.Module
-    facts: Row = {}
+    facts: Facts = {}
     if run is not None:
         model, facts = run.load(checkpoint)
     elif config is not None:

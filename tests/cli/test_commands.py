@@ -83,7 +83,7 @@ def test_a_function_is_evaluated_and_kept_where_out_says(own, tmp_path, capsys):
 
 
 def test_a_function_is_found_by_the_installed_command_too(own, tmp_path):
-    text = "import sys\nfrom pixelpart.cli import main\nsys.path.pop(0)\nsys.exit(main())"
+    text = "import sys\nfrom pixelpart.cli.main import main\nsys.path.pop(0)\nsys.exit(main())"
     result = run_python("-c", text, "evaluate", own.replace("small", "smal"), "--data", "shapes", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == "pixelpart: cli_models has no 'smal'; did you mean small?\n"

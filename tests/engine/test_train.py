@@ -131,7 +131,7 @@ def test_a_checkpoint_of_another_model_is_refused(small, quiet, tmp_path):
     small_run = train(small("at", epochs=1), tmp_path / "a", screen=quiet)
     config = small("at", epochs=1, model="wrn-10-1")
     other = RunFolder(tmp_path / "b")
-    other.claim(config)
+    other.write_config(config)
     other.checkpoint("last").parent.mkdir()
     other.checkpoint("last").write_bytes(small_run.folder.checkpoint("last").read_bytes())
     with pytest.raises(UserError, match="another model"):

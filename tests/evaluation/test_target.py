@@ -72,7 +72,7 @@ def test_the_normalisation_of_its_run_is_part_of_it(checkpoint):
 
 
 def test_a_checkpoint_without_its_config_asks_for_its_folder(run):
-    with pytest.raises(UserError, match=r"best\.safetensors does not carry the config .*; give the run folder instead"):
+    with pytest.raises(UserError, match=r"best\.safetensors does not contain the config .*; give the run folder"):
         evaluate(run.folder.checkpoint("best"))
 
 
