@@ -47,7 +47,7 @@ def compare(args: list[str]) -> None:
                 found.runs,
                 attacks=attacks,
                 checkpoint=found.checkpoint,
-                progress=lambda what, done, total: move(what, done, total, ""),
+                progress=move,
                 **world,
             )
     else:
@@ -56,7 +56,7 @@ def compare(args: list[str]) -> None:
         if world:
             raise UserError(f"compare takes --{next(iter(world))} with --calibrate alone")
         from pixelpart.evaluation.compare import compare as run_comparison
-        from pixelpart.evaluation.compare import named
+        from pixelpart.evaluation.compare import name_groups
 
-        result = run_comparison(named(found.runs, found.others), attacks=attacks, checkpoint=found.checkpoint)
+        result = run_comparison(name_groups(found.runs, found.others), attacks=attacks, checkpoint=found.checkpoint)
     print(json.dumps(result.as_json(), indent=2) if found.json else result)

@@ -1,13 +1,13 @@
-"""`calibrate`: how often the tests of `compare` see a difference where there is none, AT against AT.
+"""`calibrate`: how often the tests of `compare` report a difference where there is none, one method against itself.
 
-In simulation, an image is right if its ease, the seed's skill and chance add up to more than a threshold:
-sqrt(ρ) z_i + sqrt(1-ρ) e_si + α_s > -μ, with z_i and e_si standard normal. Both sides share μ and z_i: they are one
-method.
+In simulation, an image is correct if its ease, the seed's skill and noise add up to more than a threshold:
+sqrt(ρ) z_i + sqrt(1-ρ) e_si + α_s > -μ, with z_i and e_si standard normal. Both sides share μ and z_i: they are the
+same method.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.compare import align, check_method, read_figures
+from pixelpart.evaluation.compare import align_columns, check_same_method, read_results
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
 from pixelpart.evaluation.store import FlagArray
+from pixelpart.runtime.progress import Progress, silent
 
 LEVEL = 0.05
-MOST_SPLITS = 1000  # more are drawn at random
-Progress = Callable[[str, int, int], None]  # what, done, of how many
+MAX_SPLITS = 1000  # if there are more, that many are drawn at random
 
 
 @dataclass(frozen=True)
-class World:
-    """What is simulated: how many images, the accuracy, how far seeds differ in it, how alike they find the images.
+class SimulatedMethod:
+    """A method to simulate: number of images, accuracy, its deviation between seeds, and how alike seeds are.
 
-    `deviation` is that of a seed's accuracy on infinitely many images. `correlation` is ρ above, between two seeds.
+    `deviation` is the standard deviation of a seed's accuracy on infinitely many images. `correlation` is ρ above,
+    between two seeds.
     """
 
     images: int = 10_000
@@ -39,17 +40,49 @@ class World:
 
     def __post_init__(self) -> None:
         if self.images < 2:
-            raise UserError(f"images {self.images} is not a number of images above 1")
+            raise UserError(f"images {self.images} is not an integer above 1")
         for name, value in (("accuracy", self.accuracy), ("correlation", self.correlation)):
             if not 0 < value < 1:
                 raise UserError(f"{name} {value} is not between 0 and 1")
         if not 0 <= self.deviation < 0.5:
-            raise UserError(f"deviation {self.deviation} is not a share below 0.5, such as 0.003")
+            raise UserError(f"deviation {self.deviation} is not in [0, 0.5); 0.003 is 0.3 percentage points")
+
+    @classmethod
+    def estimate(cls, flags: FlagArray) -> "SimulatedMethod":
+        """The method whose runs (seeds, images) these are, as far as they show it.
+
+        The squared deviation is the variance of the accuracies minus what a finite number of images adds to it,
+        Σ_si (x_si - m_s - m_i + m)² / (s-1)(n-1)n. ρ is the tetrachoric correlation, sin θ with
+        P(both correct) = p² + ∫_0^θ exp(-μ²/(1 + sin t)) dt / 2π (Drezner and Wesolowsky, 1990).
+        """
+        s, n = flags.shape
+        p = float(flags.mean())
+        if not 0 < p < 1:
+            raise UserError(f"the accuracy is {p:.0%} in all runs; nothing can be calibrated from that")
+        rest = flags - flags.mean(1, keepdims=True) - flags.mean(0) + p
+        variance = float(flags.mean(1).var(ddof=1)) - float((rest**2).sum()) / ((s - 1) * (n - 1) * n)
+        correct = flags.sum(0)
+        both = float((correct * (correct - 1)).mean()) / (s * (s - 1))
+        theta = np.linspace(0, math.pi / 2, 10_001)
+        integrand = np.exp(-(NormalDist().inv_cdf(p) ** 2) / (1 + np.sin(theta)))
+        area = np.concatenate(([0], np.cumsum(integrand[1:] + integrand[:-1]))) * (theta[1] / 2)
+        correlation = math.sin(np.interp(both, p * p + area / (2 * math.pi), theta))
+        return cls(n, p, math.sqrt(max(variance, 0)), min(max(correlation, 0.0001), 0.9999))
+
+    def draw(self, runs: int, generator: np.random.Generator) -> FlagArray:
+        """Flags (runs, images) of that many seeds of this method."""
+        mu = NormalDist().inv_cdf(self.accuracy)
+        skill = self.deviation / NormalDist().pdf(mu)  # a shift of the threshold changes accuracy by the density there
+        ease, noise = np.float32(math.sqrt(self.correlation)), np.float32(math.sqrt(1 - self.correlation))
+        latent = noise * generator.standard_normal((runs, self.images), dtype=np.float32)
+        latent += ease * generator.standard_normal(self.images, dtype=np.float32)
+        latent += np.float32(skill) * generator.standard_normal((runs, 1), dtype=np.float32)
+        return latent > -mu
 
 
 @dataclass(frozen=True)
-class Rate:
-    """How often a test of equals, so many runs against so many, says that they differ."""
+class FalsePositives:
+    """How often a test of `seeds` against `seeds` runs of one method reports a difference."""
 
     seeds: int
     test: str
@@ -65,53 +98,54 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One attack (none: a world made up): its runs against each other, and the simulation of a world like theirs."""
+class CalibrationCase:
+    """One attack (None without runs): its runs tested against each other, and simulations of a method like theirs."""
 
     attack: str | None
     runs: int
-    splits: list[Rate]
-    world: World
-    simulated: list[Rate]
+    splits: list[FalsePositives]
+    method: SimulatedMethod
+    simulated: list[FalsePositives]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "attack": self.attack, "runs": self.runs, "splits": [rate.as_json() for rate in self.splits],
+            "method": asdict(self.method), "simulated": [rate.as_json() for rate in self.simulated],
+        }  # fmt: skip
 
     def __str__(self) -> str:
-        w, cells = self.world, [["runs a side", "test", "says different", "interval of 95 %"]]
+        m, cells = self.method, [["runs per side", "test", "reports a difference", "95 % interval"]]
         for rate in self.simulated:
             low, high = wilson(rate.different, rate.repeats)
             times = f"{rate.share:.1%} of {rate.repeats:,} times"
             cells.append([str(rate.seeds), rate.test, times, f"[{100 * low:.1f}, {100 * high:.1f}]"])
         lines = [
-            f"{rate.seeds} against {rate.seeds} of these runs, {rate.test}: {rate.different} of {rate.repeats} ways to "
-            f"choose them say different ({rate.share:.1%})"
+            f"{rate.seeds} against {rate.seeds} of these runs, {rate.test}: {rate.different} of {rate.repeats} splits "
+            f"report a difference ({rate.share:.1%})"
             for rate in self.splits
         ]
         if self.attack and not lines:
-            lines = ["four runs or more can also be set against each other"]
+            lines = ["with four or more runs, these are also compared with each other"]
         head = f"{self.attack}, {self.runs} runs" if self.attack else "no runs given"
-        world = (
-            f"simulated: {w.images:,} images, accuracy {w.accuracy:.2%}, deviation between seeds {w.deviation:.2%}, "
-            f"correlation {w.correlation:.3f}"
+        method = (
+            f"simulated: {m.images:,} images, accuracy {m.accuracy:.2%}, deviation between seeds {m.deviation:.2%}, "
+            f"correlation {m.correlation:.3f}"
         )
-        return "\n".join([head, *lines, world, *align(cells)])
+        return "\n".join([head, *lines, method, *align_columns(cells)])
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a test at 5 % does where nothing differs: it should say different 5 % of the time."""
+    """How often tests at the 5 % level report a difference where there is none; 5 % of the time is right."""
 
-    cases: list[Case]
+    cases: list[CalibrationCase]
 
     def as_json(self) -> dict[str, Any]:
-        cases = [
-            {"attack": case.attack, "runs": case.runs, "splits": [rate.as_json() for rate in case.splits]}
-            | {"world": asdict(case.world), "simulated": [rate.as_json() for rate in case.simulated]}
-            for case in self.cases
-        ]
-        return {"level": LEVEL, "cases": cases}
+        return {"level": LEVEL, "cases": [case.as_json() for case in self.cases]}
 
     def __str__(self) -> str:
-        head = f"One method against itself: a test of methods at {LEVEL:.0%} should say different that often."
-        tail = "McNemar is about two models, and models differ as soon as seeds do."
+        head = f"One method against itself: a test of methods should report a difference {LEVEL:.0%} of the time."
+        tail = "McNemar's test is about two models, and two models differ as soon as their seeds do."
         return "\n\n".join([head, *map(str, self.cases), tail])
 
 
@@ -127,93 +161,63 @@ def calibrate(
     accuracy: float | None = None,
     deviation: float | None = None,
     correlation: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Calibration:
-    """How often the tests say "different" of one method against itself.
+    """How often the tests report a difference between one method and itself.
 
-    With four runs or more of one method: over all ways to choose two equal groups of them. Always: in simulation, with
-    so many seeds a side, in a World like that of the runs, or the default one; what is given replaces its fields.
+    With four or more runs of one method: over all ways to split them into two equal groups. Always: in simulation, with
+    each number of `seeds` per side, of a SimulatedMethod like the runs, or the default one; `images`, `accuracy`,
+    `deviation` and `correlation` replace its fields.
     """
     if any(count < 1 for count in seeds) or not seeds or repeats < 1:
-        raise UserError(f"seeds {list(seeds)} and repeats {repeats} are not whole numbers above 0")
-    given: dict[str, Any] = {"accuracy": accuracy, "deviation": deviation, "correlation": correlation}
-    given = {name: value for name, value in (given | {"images": images}).items() if value is not None}
+        raise UserError(f"seeds {list(seeds)} and repeats {repeats} are not integers above 0")
+    fields = {"images": images, "accuracy": accuracy, "deviation": deviation, "correlation": correlation}
+    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     folders = [Path(folder) for folder in runs]
     found: list[tuple[str | None, FlagArray | None]] = [(None, None)]
     if folders:
-        check_method(folders)
+        check_same_method(folders)
         if len(folders) < 2:
-            raise UserError(f"{folders[0]} alone does not show how far seeds differ; give two runs of it, or none")
-        figures, _ = read_figures(folders, attacks=attacks, checkpoint=checkpoint)
-        found = [(one.attack, one.flags) for one in figures]
+            raise UserError(f"{folders[0]} is a single run; give at least two runs of the method, or none")
+        results, _ = read_results(folders, attacks=attacks, checkpoint=checkpoint)
+        found = [(result.attack, result.flags) for result in results]
     cases = []
     for attack, flags in found:
-        here = replace(World() if flags is None else like(flags), **given)
+        method = replace(SimulatedMethod() if flags is None else SimulatedMethod.estimate(flags), **given)
         splits = []
         if flags is not None and len(flags) >= 4:
-            splits = [split(flags, size, seed=seed) for size in (1, len(flags) // 2)]
-        simulated = [simulate(here, count, repeats=repeats, seed=seed, progress=progress) for count in seeds]
-        cases.append(Case(attack, len(folders), splits, here, simulated))
+            splits = [compare_splits(flags, size, seed=seed) for size in (1, len(flags) // 2)]
+        simulated = [simulate(method, count, repeats=repeats, seed=seed, progress=progress) for count in seeds]
+        cases.append(CalibrationCase(attack, len(folders), splits, method, simulated))
     return Calibration(cases)
 
 
-def simulate(world: World, seeds: int, *, repeats: int, seed: int, progress: Progress | None = None) -> Rate:
-    """How often so many seeds a side are told apart in a world where both sides are the same method."""
+def simulate(
+    method: SimulatedMethod, seeds: int, *, repeats: int, seed: int, progress: Progress = silent
+) -> FalsePositives:
+    """How often a test reports a difference between two groups of `seeds` runs of this method."""
     generator, different = np.random.default_rng([seed, seeds]), 0
     for done in range(repeats):
-        flags = draw(world, 2 * seeds, generator)
+        flags = method.draw(2 * seeds, generator)
         different += difference(flags[:seeds], flags[seeds:]).p < LEVEL
-        if progress:
-            progress(f"{seeds} against {seeds}", done + 1, repeats)
-    return Rate(seeds, MCNEMAR if seeds == 1 else BOOTSTRAP, different, repeats)
+        progress(f"{seeds} against {seeds}", done + 1, repeats, "")
+    return FalsePositives(seeds, MCNEMAR if seeds == 1 else BOOTSTRAP, different, repeats)
 
 
-def draw(world: World, runs: int, generator: np.random.Generator) -> FlagArray:
-    """Flags (runs, images) of so many seeds of one method."""
-    mu = NormalDist().inv_cdf(world.accuracy)
-    skill = world.deviation / NormalDist().pdf(mu)  # a shift of the threshold moves the accuracy by its density there
-    ease, chance = np.float32(math.sqrt(world.correlation)), np.float32(math.sqrt(1 - world.correlation))
-    latent = chance * generator.standard_normal((runs, world.images), dtype=np.float32)
-    latent += ease * generator.standard_normal(world.images, dtype=np.float32)
-    latent += np.float32(skill) * generator.standard_normal((runs, 1), dtype=np.float32)
-    return latent > -mu
+def compare_splits(flags: FlagArray, size: int, *, seed: int = 0) -> FalsePositives:
+    """How often a test reports a difference between two groups of `size` of these runs, over all splits."""
+    results = [difference(flags[list(a)], flags[list(b)]).p < LEVEL for a, b in splits_of(len(flags), size, seed)]
+    return FalsePositives(size, MCNEMAR if size == 1 else BOOTSTRAP, sum(results), len(results))
 
 
-def split(flags: FlagArray, size: int, *, seed: int = 0) -> Rate:
-    """How often two groups of `size` out of these runs of one method are told apart, over all ways to choose them."""
-    results = [difference(flags[list(a)], flags[list(b)]).p < LEVEL for a, b in _ways(len(flags), size, seed)]
-    return Rate(size, MCNEMAR if size == 1 else BOOTSTRAP, sum(results), len(results))
-
-
-def _ways(runs: int, size: int, seed: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    if math.comb(runs, size) * math.comb(runs - size, size) // 2 > MOST_SPLITS:
+def splits_of(runs: int, size: int, seed: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """All pairs of disjoint groups of `size` runs, or MAX_SPLITS at random if there are more."""
+    if math.comb(runs, size) * math.comb(runs - size, size) // 2 > MAX_SPLITS:
         generator = np.random.default_rng([seed, runs, size])
-        for _ in range(MOST_SPLITS):
+        for _ in range(MAX_SPLITS):
             order = generator.permutation(runs).tolist()
             yield tuple(order[:size]), tuple(order[size : 2 * size])
         return
     for a in itertools.combinations(range(runs), size):
-        rest = [run for run in range(runs) if run > a[0] and run not in a]  # a holds the lowest number of both
+        rest = [run for run in range(runs) if run > a[0] and run not in a]  # a has the lowest number of both
         yield from ((a, b) for b in itertools.combinations(rest, size))
-
-
-def like(flags: FlagArray) -> World:
-    """The World of some runs (seeds, images) of one method, as far as they show it.
-
-    The squared deviation is the variance of the accuracies less what so few images alone bring into it,
-    Σ_si (x_si - m_s - m_i + m)² / (s-1)(n-1)n. ρ is the tetrachoric correlation, of which θ is the arcsine:
-    P(both right) = p² + ∫_0^θ exp(-μ²/(1 + sin t)) dt / 2π (Drezner and Wesolowsky, 1990).
-    """
-    s, n = flags.shape
-    p = float(flags.mean())
-    if not 0 < p < 1:
-        raise UserError(f"an accuracy of {p:.0%} in all runs leaves nothing to calibrate")
-    rest = flags - flags.mean(1, keepdims=True) - flags.mean(0) + p
-    spare = float(flags.mean(1).var(ddof=1)) - float((rest**2).sum()) / ((s - 1) * (n - 1) * n)
-    right = flags.sum(0)
-    both = float((right * (right - 1)).mean()) / (s * (s - 1))
-    theta = np.linspace(0, math.pi / 2, 10_001)
-    rise = np.exp(-(NormalDist().inv_cdf(p) ** 2) / (1 + np.sin(theta)))
-    area = np.concatenate(([0], np.cumsum(rise[1:] + rise[:-1]))) * (theta[1] / 2)
-    correlation = math.sin(np.interp(both, p * p + area / (2 * math.pi), theta))
-    return World(n, accuracy=p, deviation=math.sqrt(max(spare, 0)), correlation=min(max(correlation, 0.0001), 0.9999))

@@ -1,10 +1,10 @@
-"""`compare`: whether two methods, or two models, differ on the same images, from what their run folders hold."""
+"""`compare`: whether two methods, or two models, differ on the same images, read from the results in run folders."""
 
 import os
-import statistics as plain
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -15,73 +15,79 @@ from pixelpart.evaluation.statistics import Difference, difference, wilson
 from pixelpart.evaluation.store import Entry, FlagArray, read_entries, read_flags
 from pixelpart.runs import RunFolder
 
-# what two results have to share before their flags speak of the same images under the same attack
-QUESTION = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
+# fields that two results must share for their flags to be about the same images under the same attack
+CONDITIONS = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
+SEED_FIELDS = {"seed", "recipe", "init_from", "keep"}  # config fields in which two runs of one method may differ
 FILES = ("eval.json", "corruptions.json")
-OWN = {"seed", "recipe", "init_from", "keep"}  # fields in which two runs of one method may differ
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What every run answered to one question: its entries, and its flags (runs, images)."""
+class AttackResults:
+    """The results of several runs under one attack: their entries, and their flags (runs, images)."""
 
     attack: str
     entries: list[Entry]
     flags: FlagArray
 
     @property
-    def question(self) -> Entry:
-        return {field: self.entries[0][field] for field in QUESTION if field in self.entries[0]}
+    def conditions(self) -> Entry:
+        return {field: self.entries[0][field] for field in CONDITIONS if field in self.entries[0]}
 
 
 @dataclass(frozen=True)
-class Side:
-    """The accuracy of each run of a group, with Wilson's interval, and how far several deviate from each other."""
+class GroupAccuracy:
+    """The accuracy of each run of a group with its Wilson interval, and the standard deviation between several runs."""
 
     accuracies: list[float]
     intervals: list[tuple[float, float]]
     deviation: float | None
 
+    @classmethod
+    def of(cls, flags: FlagArray) -> "GroupAccuracy":
+        correct, n = flags.sum(1).tolist(), flags.shape[1]
+        accuracies = [count / n for count in correct]
+        return cls(accuracies, [wilson(count, n) for count in correct], stdev(accuracies) if len(flags) > 1 else None)
+
     @property
-    def accuracy(self) -> float:
-        return plain.fmean(self.accuracies)
+    def mean(self) -> float:
+        return fmean(self.accuracies)
 
     def as_json(self) -> dict[str, Any]:
-        return {"mean": self.accuracy, **asdict(self)}
+        return {"mean": self.mean, **asdict(self)}
 
     def __str__(self) -> str:
         if self.deviation is not None:
-            return f"{self.accuracy:.2%} ± {100 * self.deviation:.2f}"
+            return f"{self.mean:.2%} ± {100 * self.deviation:.2f}"
         low, high = self.intervals[0]
-        return f"{self.accuracy:.2%} [{100 * low:.2f}, {100 * high:.2f}]"
+        return f"{self.mean:.2%} [{100 * low:.2f}, {100 * high:.2f}]"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """Two groups under one attack."""
 
     attack: str
-    question: Entry
-    sides: tuple[Side, Side]
+    conditions: Entry
+    sides: tuple[GroupAccuracy, GroupAccuracy]
     difference: Difference
     warnings: list[str]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row for each question that all runs have answered; `left_out` says which attacks some of them lack."""
+    """A row for each attack with results of all runs; `left_out` lists the attacks that some runs lack, and which."""
 
     groups: dict[str, list[Path]]
     checkpoint: str
-    rows: list[Row]
+    rows: list[ComparisonRow]
     left_out: dict[str, list[Path]]
 
-    def __getitem__(self, attack: str) -> Row:
+    def __getitem__(self, attack: str) -> ComparisonRow:
         return next(row for row in self.rows if row.attack == attack)
 
     def as_json(self) -> dict[str, Any]:
         rows = [
-            {"attack": row.attack, **row.question}
+            {"attack": row.attack, **row.conditions}
             | {"accuracy": {name: side.as_json() for name, side in zip(self.groups, row.sides, strict=True)}}
             | {"difference": row.difference.as_json(), "warnings": row.warnings}
             for row in self.rows
@@ -98,18 +104,18 @@ class Comparison:
         first, second = self.groups
         cells = [["attack", "eps", "n", first, second, f"{first} - {second}", "p", "test"]]
         for row in self.rows:
-            d, eps = row.difference, row.question.get("eps")
-            own = "norm" in row.question["settings"]  # a radius, which nobody writes in levels of 255
+            d, eps = row.difference, row.conditions.get("eps")
+            radius = "norm" in row.conditions["settings"]  # of an l2 or l1 ball: not written as a fraction of 255
             points = f"{100 * d.estimate:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
             p = f"{d.p:.3f}" if d.p >= 0.001 else "<0.001"
             cells.append([
-                row.attack, (f"{eps:g}" if own else str(write_fraction(eps))) if eps else "", str(row.question["n"]),
-                *map(str, row.sides), points, p, f"{d.test} *" if row.warnings else d.test,
+                row.attack, (f"{eps:g}" if radius else str(write_fraction(eps))) if eps else "",
+                str(row.conditions["n"]), *map(str, row.sides), points, p, f"{d.test} *" if row.warnings else d.test,
             ])  # fmt: skip
         lines = [f"{name}: {', '.join(map(str, folders))}" for name, folders in self.groups.items()]
-        lines += ["", *align(cells), ""]
-        several = "" if self.rows[0].sides[0].deviation is None else "; ± is the deviation between seeds"
-        lines.append(f"{self.checkpoint} checkpoint; differences in points, intervals of 95 %{several}")
+        lines += ["", *align_columns(cells), ""]
+        several = "; ± is the standard deviation between seeds" if self.rows[0].sides[0].deviation is not None else ""
+        lines.append(f"{self.checkpoint} checkpoint; differences in percentage points, 95 % intervals{several}")
         lines += [f"* {row.attack}: {warning}" for row in self.rows for warning in row.warnings]
         lines += [f"left out: {attack}, not in {_listed(folders)}" for attack, folders in self.left_out.items()]
         return "\n".join(lines)
@@ -121,89 +127,87 @@ def compare(
     attacks: Sequence[str] | None = None,
     checkpoint: str = "best",
 ) -> Comparison:
-    """The first group's accuracy minus the second's, for each of these attacks (all that every run has been put to).
+    """The first group's accuracy minus the second's, for each of these attacks (default: all with results of all runs).
 
-    A corruption goes by its name and severity, fog-3.
-    A group is one run, or several that differ in their seed alone. One against one: McNemar's test of the two models.
-    Several against several: the crossed bootstrap, which speaks of the methods.
+    A corruption is named with its severity: fog-3.
+    A group is one run, or several that differ only in their seed. One against one: McNemar's test of the two models.
+    Several against several: the crossed bootstrap, a test of the two methods.
     """
     paths = {name: [Path(folder) for folder in folders] for name, folders in groups.items()}
     if len(paths) != 2 or not all(paths.values()):
         raise UserError(f"compare takes two groups of run folders, not {len([g for g in paths.values() if g])}")
     for folders in paths.values():
-        check_method(folders)
+        check_same_method(folders)
     first, second = paths.values()
-    figures, left_out = read_figures([*first, *second], attacks=attacks, checkpoint=checkpoint)
-    size = len(first)
-    rows = [
-        Row(
-            attack=found.attack,
-            question=found.question,
-            sides=(_side(found.flags[:size]), _side(found.flags[size:])),
-            difference=difference(found.flags[:size], found.flags[size:]),
-            warnings=list(dict.fromkeys(warning for entry in found.entries for warning in entry.get("warnings", []))),
-        )
-        for found in figures
-    ]
+    results, left_out = read_results([*first, *second], attacks=attacks, checkpoint=checkpoint)
+    rows = []
+    for result in results:
+        a, b = result.flags[: len(first)], result.flags[len(first) :]
+        warnings = dict.fromkeys(warning for entry in result.entries for warning in entry.get("warnings", []))
+        sides = GroupAccuracy.of(a), GroupAccuracy.of(b)
+        rows.append(ComparisonRow(result.attack, result.conditions, sides, difference(a, b), list(warnings)))
     return Comparison(paths, checkpoint, rows, left_out)
 
 
-def named(first: Sequence[Path], second: Sequence[Path]) -> dict[str, Sequence[Path]]:
-    """Two groups of runs under what their folders' names begin with, where that tells the groups apart."""
-    short = []
+def name_groups(first: Sequence[Path], second: Sequence[Path]) -> dict[str, Sequence[Path]]:
+    """Two groups of runs, named by the common start of their folders' names, or "first" and "second"."""
+    names = []
     for folders in (first, second):
-        names = [folder.resolve().name for folder in folders]
-        start = os.path.commonprefix(names).rstrip("0123456789").rstrip("-_.")  # noqa: RUF071 (letters are meant)
-        short.append(names[0] if len(names) == 1 else start)
-    one, other = short if all(short) and short[0] != short[1] else ("first", "second")
-    return {one: first, other: second}
+        found = [folder.resolve().name for folder in folders]
+        start = os.path.commonprefix(found).rstrip("0123456789").rstrip("-_.")  # noqa: RUF071 (letters are meant)
+        names.append(found[0] if len(found) == 1 else start)
+    if not all(names) or names[0] == names[1]:
+        names = ["first", "second"]
+    return dict(zip(names, (first, second), strict=True))
 
 
-def check_method(folders: Sequence[Path]) -> None:
-    """A UserError unless these are runs of one method: seeds that differ, and nothing else that matters."""
+def check_same_method(folders: Sequence[Path]) -> None:
+    """Raises UserError unless these are runs of one method: different seeds, and otherwise the same config."""
     seeds: dict[int, Path] = {}
     first = RunFolder(folders[0]).read_config()
     for folder in folders:
         config = RunFolder(folder).read_config()
-        differing = [what for what in differing_fields(first, config) if what.partition(":")[0] not in OWN]
+        differing = [what for what in differing_fields(first, config) if what.partition(":")[0] not in SEED_FIELDS]
         if differing:
-            raise UserError(f"{folder} is not {folders[0]} with another seed ({'; '.join(differing)})")
+            raise UserError(f"{folder} and {folders[0]} differ in more than their seed ({'; '.join(differing)})")
         if config.seed in seeds:
-            raise UserError(f"{folder} has the seed of {seeds[config.seed]}, {config.seed}: that is one run twice")
+            raise UserError(f"{folder} and {seeds[config.seed]} have the same seed, {config.seed}; give each run once")
         seeds[config.seed] = folder
 
 
-def read_figures(
+def read_results(
     folders: Sequence[Path], *, attacks: Sequence[str] | None, checkpoint: str
-) -> tuple[list[Figures], dict[str, list[Path]]]:
-    """What all runs have answered, question by question, and the attacks that some have not been put to."""
+) -> tuple[list[AttackResults], dict[str, list[Path]]]:
+    """The results that all runs have, for each attack and its conditions, and the attacks that some runs lack."""
     places = [folder.resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
-            raise UserError(f"{folder} is there twice")
-    files = FILES if attacks else FILES[:1]  # of corruptions there are many: those that are named
-    answers = [_answers(folder, checkpoint, files) for folder in folders]
-    known = dict.fromkeys(attack for answer in answers for attack in answer)
+            raise UserError(f"{folder} is given twice")
+    files = FILES if attacks else FILES[:1]  # there are many corruptions, so only those that are named
+    found = [_entries_by_attack(folder, checkpoint, files) for folder in folders]
+    known = dict.fromkeys(attack for entries in found for attack in entries)
     left_out: dict[str, list[Path]] = {}
-    figures: list[Figures] = []
+    results: list[AttackResults] = []
     for attack in dict.fromkeys(attacks or known):
-        lacking = [folder for folder, answer in zip(folders, answers, strict=True) if attack not in answer]
+        lacking = [folder for folder, entries in zip(folders, found, strict=True) if attack not in entries]
         if not lacking:
-            entries = [answer[attack] for answer in answers]
-            figures += [_figures(attack, folders, same) for same in _same_question(attack, folders, entries)]
+            shared = _with_same_conditions(attack, folders, [entries[attack] for entries in found])
+            results += [AttackResults(attack, entries, _read_flags(attack, folders, entries)) for entries in shared]
         elif attacks is None:
             left_out[attack] = lacking
         else:
-            there = f"there are: {', '.join(known)}" if known else "there are none at all"
-            raise UserError(f"no {attack} of the {checkpoint} checkpoint in {_listed(lacking)}; {there}")
-    if not figures:
-        raise UserError(f"no attack has been tried on the {checkpoint} checkpoints of all runs; see pixelpart evaluate")
-    return figures, left_out
+            raise UserError(
+                f"no {attack} of the {checkpoint} checkpoint in {_listed(lacking)}; "
+                f"choose from {', '.join(known) or 'none: there are no results yet'}"
+            )
+    if not results:
+        raise UserError(f"no attack has results of the {checkpoint} checkpoints of all runs; see pixelpart evaluate")
+    return results, left_out
 
 
-def _answers(folder: Path, checkpoint: str, files: Sequence[str]) -> dict[str, list[Entry]]:
-    """A run's own entries for a checkpoint, by attack, or by corruption: fog-3."""
-    RunFolder(folder).read_config()  # says so if it is no run folder
+def _entries_by_attack(folder: Path, checkpoint: str, files: Sequence[str]) -> dict[str, list[Entry]]:
+    """A run's own entries for a checkpoint, by attack or corruption (fog-3)."""
+    RunFolder(folder).read_config()  # raises UserError if it is not a run folder
     found: dict[str, list[Entry]] = {}
     for entry in [entry for file in files for entry in read_entries(folder, file)]:
         if entry.get("checkpoint") == checkpoint and entry.get("subject") is None:
@@ -211,43 +215,37 @@ def _answers(folder: Path, checkpoint: str, files: Sequence[str]) -> dict[str, l
     return found
 
 
-def _same_question(attack: str, folders: Sequence[Path], answers: Sequence[list[Entry]]) -> list[list[Entry]]:
-    """The entries of all runs, for each question that all have answered; a UserError if there is none."""
-    shared = [[entry] for entry in answers[0]]
-    for folder, entries in zip(folders[1:], answers[1:], strict=True):
+def _with_same_conditions(attack: str, folders: Sequence[Path], found: Sequence[list[Entry]]) -> list[list[Entry]]:
+    """An entry of each run, for all conditions that all runs share; a UserError if there are none."""
+    shared = [[entry] for entry in found[0]]
+    for folder, entries in zip(folders[1:], found[1:], strict=True):
         joined = [[*some, entry] for some in shared for entry in entries if not _differing(some[0], entry)]
         if not joined:
             what = "; ".join(_differing(shared[-1][0], entries[-1]))
-            raise UserError(f"{attack} in {folder} is not what it is in {folders[0]} ({what})")
+            raise UserError(f"{attack} has other settings in {folder} than in {folders[0]} ({what})")
         shared = joined
     if shared[0][0].get("dataset") == "given" and len(folders) > 1 and "pixels" not in shared[0][0]:
-        raise UserError(f"{attack} in {folders[0]} is about images that were given; which, its eval.json does not say")
+        raise UserError(f"{attack} in {folders[0]} is about images that eval.json has no hash of; evaluate again")
     return shared
 
 
 def _differing(a: Entry, b: Entry) -> list[str]:
-    fields = [field for field in QUESTION if a.get(field) != b.get(field)]
-    return [f"{field}: {a.get(field)!r} there, {b.get(field)!r} here" for field in fields]
+    fields = [field for field in CONDITIONS if a.get(field) != b.get(field)]
+    return [f"{field}: {b.get(field)!r} instead of {a.get(field)!r}" for field in fields]
 
 
-def _figures(attack: str, folders: Sequence[Path], entries: list[Entry]) -> Figures:
+def _read_flags(attack: str, folders: Sequence[Path], entries: list[Entry]) -> FlagArray:
     rows = []
     for folder, entry in zip(folders, entries, strict=True):
         flags = read_flags(folder, entry)
         if flags is None:
-            raise UserError(f"the flags of {attack} in {folder} are missing or damaged; evaluate it again")
+            raise UserError(f"the flags of {attack} in {folder} are missing or corrupt; evaluate it again")
         rows.append(flags)
-    return Figures(attack, entries, np.stack(rows))
+    return np.stack(rows)
 
 
-def _side(flags: FlagArray) -> Side:
-    accuracies = [int(run.sum()) / len(run) for run in flags]
-    intervals = [wilson(int(run.sum()), len(run)) for run in flags]
-    return Side(accuracies, intervals, plain.stdev(accuracies) if len(flags) > 1 else None)
-
-
-def align(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns, each as wide as it has to be."""
+def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of left-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 

@@ -172,7 +172,7 @@ def compare(table: Sequence[Row]) -> list[Comparison]:
 
 def same_images(run: RunFiles, entry: Entry, other: RunFiles, its: Entry) -> float | None:
     """McNemar's p for two runs' figures; None where they are not known to be about the same images, attacked alike."""
-    alike = all(getattr(entry, name, None) == getattr(its, name, None) for name in comparing.QUESTION)
+    alike = all(getattr(entry, name, None) == getattr(its, name, None) for name in comparing.CONDITIONS)
     if not alike or entry.dataset == "given":
         return None
     flags, theirs = (read_flags(one.path, of.model_dump()) for one, of in ((run, entry), (other, its)))
@@ -183,7 +183,7 @@ def methods_of(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:
     """Runs that differ in their seed alone, where there are two methods or more with two seeds or more."""
     groups: dict[str, dict[int, RunFiles]] = {}
     for run in runs:
-        settings = {name: value for name, value in flat(run.config).items() if name not in comparing.OWN}
+        settings = {name: value for name, value in flat(run.config).items() if name not in comparing.SEED_FIELDS}
         groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
     several = [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
     return several if len(several) > 1 else []
@@ -202,7 +202,7 @@ def methods(runs: Sequence[RunFiles]) -> list[Methods]:
     """What can be said of each two methods that have several seeds, by checkpoint and attack."""
     found = []
     for one, other in itertools.combinations(methods_of(runs), 2):
-        groups = comparing.named([run.path for run in one], [run.path for run in other])
+        groups = comparing.name_groups([run.path for run in one], [run.path for run in other])
         for checkpoint in dict.fromkeys(entry.checkpoint for run in (*one, *other) for entry in run.entries):
             try:
                 result = comparing.compare(groups, checkpoint=checkpoint)
@@ -213,12 +213,12 @@ def methods(runs: Sequence[RunFiles]) -> list[Methods]:
     return found
 
 
-def _methods(result: comparing.Comparison, row: comparing.Row) -> Methods:
-    asked, d = row.question, row.difference
+def _methods(result: comparing.Comparison, row: comparing.ComparisonRow) -> Methods:
+    asked, d = row.conditions, row.difference
     at = "" if row.attack == "natural" else f", {bound(asked['eps'], asked['settings'])}"
     where = f"{result.checkpoint} checkpoint, {asked['dataset']} {asked['split']} images{at}"
     means = [
-        f"{name} {percent(side.accuracy)} over {len(side.accuracies)} seeds"
+        f"{name} {percent(side.mean)} over {len(side.accuracies)} seeds"
         for name, side in zip(result.groups, row.sides, strict=True)
     ]
     tells = "more than other seeds and images explain" if d.p < LEVEL else "within what other seeds and images would do"
