@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pixelpart.kernels import cuda
-from pixelpart.kernels.cuda import LINE, Map, Refused, image_map, weight_map
+from pixelpart.kernels.cuda import LINE, Map, Unsupported, image_map, weight_map
 
 CHANNELS, GROUPS, POSITIONS, LINES = 64, 3, 136, 206  # as in conv64.cu: of a tile, without and with its border
 TILE = -(-LINES * LINE // 1024) * 1024  # bytes
@@ -39,7 +39,7 @@ def tiles_for(boxes: int) -> int:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None = None) -> Tensor:
-    """relu(conv(x, weight) + bias + other), padded by 1, or without a bias conv(x, weight); Refused if it cannot."""
+    """relu(conv(x, weight) + bias + other), padded by 1, or without a bias conv(x, weight); Unsupported if it cannot."""
     return _run(1, x, weight, bias, other, None)
 
 
@@ -67,11 +67,11 @@ def _run(
     rows = rows_of(width)
     for tensor in (x, weight, other, rectified):
         if tensor is not None and not cuda.fits(tensor):
-            raise Refused("not bf16, channels last and aligned")
+            raise Unsupported("not bf16, channels last and aligned")
     if any(tensor is not None and tensor.shape != x.shape for tensor in (other, rectified)):
-        raise Refused("not one number for every pixel and channel")
+        raise Unsupported("not one number for every pixel and channel")
     if bias is not None and bias.dtype != torch.bfloat16:
-        raise Refused("a bias that is not bf16")
+        raise Unsupported("a bias that is not bf16")
     tiles = tiles_for(max(1, sum(tensor is not None for tensor in (other, rectified))))
     plain = int(bias is None and rectified is None)
     settings = {
@@ -84,7 +84,7 @@ def _run(
     }
     kernel = cuda.kernel("conv64", POSITIONS // 2, tuple(settings.items()), x.device)
     if kernel is None:
-        raise Refused("not made here")
+        raise Unsupported("not made here")
     out, box = torch.empty_like(x), (CHANNELS, width, rows, 1)
     work = Work(images=images, down=-(-height // rows), bias=None if bias is None else bias.data_ptr())
     work.source, work.weights = image_map(x, (CHANNELS, width + 2, rows + 2, 1)), weight_map(weight, CHANNELS)

@@ -1,6 +1,6 @@
 """Convolution, bias, residual and ReLU in one pass over memory, forward and back, which autograd by itself does not do.
 
-On a Hopper GPU by kernels of our own, conv64 and taps, elsewhere by cuDNN's fused forward pass or one by one.
+On a Hopper GPU by kernels of our own, conv64 and conv3x3, elsewhere by cuDNN's fused forward pass or one by one.
 
 Only the gradients that an attack needs are there: with respect to the images, not the weights. The last operation,
 `conv`, is for training and has both.
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pixelpart.kernels import conv64, taps
-from pixelpart.kernels.cuda import Refused
+from pixelpart.kernels import conv3x3, conv64
+from pixelpart.kernels.cuda import Unsupported
 
 
 @torch.library.custom_op("pixelpart::conv_relu", mutates_args=())
@@ -44,9 +44,9 @@ def _by_hand(
     try:
         if padding == 1 and stride == 1 and conv64.suits(x, weight):
             return conv64.forward(x, weight, bias, other)
-        if padding == 1 and taps.suits(x, weight, stride):
-            return taps.forward(x, weight, bias, other, stride=stride)
-    except Refused:
+        if padding == 1 and conv3x3.suits(x, weight, stride):
+            return conv3x3.forward(x, weight, bias, other, stride=stride)
+    except Unsupported:
         pass
     return None
 
@@ -111,10 +111,10 @@ def residual(
     if shortcut is None:
         return conv_add_relu(inner, second, second_bias, x, 1, 1), inner
     assert shortcut_bias is not None
-    if stride <= 2 and taps.suits(inner, second, 1):
+    if stride <= 2 and conv3x3.suits(inner, second, 1):
         try:
-            return taps.forward(inner, second, second_bias, extra=taps.Extra(x, shortcut, shortcut_bias)), inner
-        except Refused:
+            return conv3x3.forward(inner, second, second_bias, extra=conv3x3.Extra(x, shortcut, shortcut_bias)), inner
+        except Unsupported:
             pass
     other = F.conv2d(x, shortcut, None, stride)
     return conv_add_relu(inner, second, second_bias + shortcut_bias, other, 1, 1), inner
@@ -143,9 +143,9 @@ def rectified_gradient(grad: Tensor, weight: Tensor, rectified: Tensor, other: T
     try:
         if conv64.suits(grad, weight):
             return conv64.backward(grad, weight, rectified, other)
-        if taps.suits(rectified, weight, 1):
-            return taps.backward(grad, weight, rectified, other)
-    except Refused:
+        if conv3x3.suits(rectified, weight, 1):
+            return conv3x3.backward(grad, weight, rectified, other)
+    except Unsupported:
         pass
     return _rectified_back(grad, weight, rectified, other)
 
@@ -161,8 +161,8 @@ def strided_gradient(
 ) -> Tensor:
     """where(rectified > 0, g + s, 0), g and s what two convolutions of this stride, of 3x3 and 1x1, send back to it."""
     try:
-        return taps.backward(grad, weight, rectified, stride=stride, extra=taps.Extra(beside, shortcut, None))
-    except Refused:
+        return conv3x3.backward(grad, weight, rectified, stride=stride, extra=conv3x3.Extra(beside, shortcut, None))
+    except Unsupported:
         return torch.where(rectified > 0, _strided_back(grad, weight, beside, shortcut, rectified, stride), 0)
 
 
@@ -194,12 +194,12 @@ def _remember_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _residual_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     x, first, second, shortcut, output, inner = ctx.saved_tensors
     grad = grad if ctx.ready else torch.where(output > 0, grad, 0)
-    by_kernel = conv64.suits(inner, second) or taps.suits(inner, second, 1)
+    by_kernel = conv64.suits(inner, second) or conv3x3.suits(inner, second, 1)
     send_back = rectified_gradient if by_kernel else _rectified_back
     behind = send_back(grad, second, inner, None)
     if ctx.rectified and shortcut is None and ctx.stride == 1:
         back = send_back(behind, first, x, grad)
-    elif ctx.rectified and shortcut is not None and taps.suits(x, first, ctx.stride):
+    elif ctx.rectified and shortcut is not None and conv3x3.suits(x, first, ctx.stride):
         back = strided_gradient(behind, first, grad, shortcut, x, ctx.stride)
     else:
         back = _strided_back(behind, first, grad, shortcut, x, ctx.stride)
@@ -255,9 +255,9 @@ def conv_back(grad: Tensor, weight: Tensor, x: Tensor, stride: int) -> Tensor:
     try:
         if stride == 1 and conv64.suits(x, weight):
             return conv64.backward(grad, weight, None)
-        if taps.suits(x, weight, stride):
-            return taps.backward(grad, weight, None, stride=stride)
-    except Refused:
+        if conv3x3.suits(x, weight, stride):
+            return conv3x3.backward(grad, weight, None, stride=stride)
+    except Unsupported:
         pass
     return _conv_backward(grad, x, weight, stride, 1)
 

@@ -18,7 +18,7 @@ LINE, BOX, SQUARE = 128, 16384, 8192  # bytes, as in hopper.cuh: 64 channels, 12
 ROOM = 227 * 1024  # bytes of shared memory that a block may have
 
 
-class Refused(RuntimeError):
+class Unsupported(RuntimeError):
     """A kernel is not to be had: no library, no compiler, shapes or a device that it is not for."""
 
 
@@ -79,7 +79,7 @@ def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device
             _check(_driver().cuModuleLoadData(ctypes.byref(module), compiled(text, options)))
             _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
             _check(_driver().cuFuncSetAttribute(function, SHARED, ROOM))
-    except Refused as error:
+    except Unsupported as error:
         warnings.warn(f"the kernel {name} cannot be made, so torch's own take its place: {error}", stacklevel=2)
         return None
     return Kernel(function, device)
@@ -95,7 +95,7 @@ def compiled(text: str, options: list[str]) -> bytes:
             _check(library.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
             log = ctypes.create_string_buffer(size.value)
             _check(library.nvrtcGetProgramLog(program, log))
-            raise Refused(log.value.decode())
+            raise Unsupported(log.value.decode())
         _check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
         code = ctypes.create_string_buffer(size.value)
         _check(library.nvrtcGetCUBIN(program, code))
@@ -185,9 +185,9 @@ def _library(name: str) -> Any:
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        raise Refused(str(error)) from None
+        raise Unsupported(str(error)) from None
 
 
 def _check(status: int) -> None:
     if status:
-        raise Refused(f"status {status}")
+        raise Unsupported(f"status {status}")

@@ -128,21 +128,21 @@ def test_it_does_not_read_beyond_what_is_smaller_than_an_image(monkeypatch: pyte
         "rectified": lambda: conv64.backward(x, weight, pixel, None),
         "bias": lambda: conv64.forward(x, weight, bias.float(), None),
     }
-    with pytest.raises(cuda.Refused):
+    with pytest.raises(cuda.Unsupported):
         calls[odd]()
 
 
 def test_without_compiler_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "0.0")
     cuda._compiler.cache_clear()
-    with pytest.raises(cuda.Refused, match="libnvrtc"):
+    with pytest.raises(cuda.Unsupported, match="libnvrtc"):
         cuda.compiled("", [])
     cuda._compiler.cache_clear()
 
 
 def test_that_a_kernel_cannot_be_made_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> bytes:
-        raise cuda.Refused("no compiler")
+        raise cuda.Unsupported("no compiler")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

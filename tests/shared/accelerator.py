@@ -1,4 +1,4 @@
-"""The kernels of taps.cu and conv64.cu by plain means, from what they are told: boxes fetched, multiplied, stored."""
+"""The kernels of conv3x3.cu and conv64.cu by plain means, from what they are told: boxes fetched, multiplied, stored."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pixelpart.kernels import conv64, cuda, taps
+from pixelpart.kernels import conv3x3, conv64, cuda
 
 PROCESSORS = 132
 
@@ -35,7 +35,7 @@ class Emulated:
 
     def kernel(self, name: str, numbers: int, defines: tuple[tuple[str, int], ...], device: torch.device) -> Any:
         settings = dict(defines)
-        work_on = {"taps": self.taps, "conv64": self.conv64}[name]
+        work_on = {"conv3x3": self.conv3x3, "conv64": self.conv64}[name]
 
         class Kernel:
             def __call__(kernel, blocks: int, threads: int, work: ctypes.Structure) -> None:
@@ -80,7 +80,7 @@ class Emulated:
 
     # -- the kernels
 
-    def taps(self, settings: dict[str, int], work: taps.Work) -> None:
+    def conv3x3(self, settings: dict[str, int], work: conv3x3.Work) -> None:
         ahead, chunks, pieces = settings["FORWARD"], settings["CHUNKS"], settings["PIECES"]
         for kind in range(work.kinds):
             for tile in range(work.tiles * work.across):
@@ -95,7 +95,7 @@ class Emulated:
                     ]
                     reads = [(*read, chunk) for read in reads for chunk in range(work.chunks)]
                     if kind == work.kinds - 1:
-                        reads += [(work.extra, work.extra_weights, taps._Tap(), c) for c in range(work.extra_chunks)]
+                        reads += [(work.extra, work.extra_weights, conv3x3._Tap(), c) for c in range(work.extra_chunks)]
                     for source, weights, tap, chunk in reads:
                         pixels = self.fetch(source, 64 * chunk, tap.right, row + tap.down, image)
                         assert pixels.numel() * 2 == work.bytes

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accelerator import Emulated
-from pixelpart.kernels import cuda, residual, strided_gradient, taps
-from pixelpart.kernels.taps import Extra, Tap
+from pixelpart.kernels import conv3x3, cuda, residual, strided_gradient
+from pixelpart.kernels.conv3x3 import Extra, Tap
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_hopper = pytest.mark.skipif(not hopper, reason="its instructions are Hopper's alone")
@@ -32,12 +32,12 @@ def test_the_taps_are_a_convolution_and_its_gradient(stride: int) -> None:
     g = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=g, dtype=torch.float64) for size in ((2, 3, 8, 6), (5, 3, 3, 3)))
     out = F.conv2d(x, weight, stride=stride, padding=1)
-    (kind,) = taps.taps_forward(stride)
-    torch.testing.assert_close(summed([x] if stride == 1 else taps._views(x), weight, kind, "nihw,oi->nohw"), out)
+    (kind,) = conv3x3.taps_forward(stride)
+    torch.testing.assert_close(summed([x] if stride == 1 else conv3x3._views(x), weight, kind, "nihw,oi->nohw"), out)
 
     grad = torch.randn(out.shape, generator=g, dtype=torch.float64)
     back = F.conv_transpose2d(grad, weight, stride=stride, padding=1, output_padding=stride - 1)
-    kinds, views = taps.taps_backward(stride), [back] if stride == 1 else taps._views(back)[::-1]
+    kinds, views = conv3x3.taps_backward(stride), [back] if stride == 1 else conv3x3._views(back)[::-1]
     assert [len(kind) for kind in kinds] == ([9] if stride == 1 else [4, 2, 2, 1])
     for kind, view in zip(kinds, views, strict=True):
         torch.testing.assert_close(summed([grad], weight, kind, "nohw,oi->nihw"), view)
@@ -46,28 +46,28 @@ def test_the_taps_are_a_convolution_and_its_gradient(stride: int) -> None:
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 12, 14, 16, 28, 32, 56, 100, 128])
 def test_every_pixel_lies_in_one_box(width: int) -> None:
     for height in (1, 2, 4, 5, 8, 16, 23, 32, 128):
-        boxes = taps.boxes_of(height, width)
+        boxes = conv3x3.boxes_of(height, width)
         assert boxes is not None
-        assert boxes.rows * boxes.images * width <= taps.PIXELS
+        assert boxes.rows * boxes.images * width <= conv3x3.PIXELS
         assert boxes.boxes == 1 or boxes.images == 1
         rows = [box * boxes.rows + row for box in range(boxes.boxes) for row in range(boxes.rows)]
         assert rows[:height] == list(range(height))
         assert len(rows) - height < boxes.rows  # none is for nothing
-    assert taps.boxes_of(4, 129) is None
+    assert conv3x3.boxes_of(4, 129) is None
 
 
 def test_blocks_share_a_tile_only_where_all_run_at_once() -> None:
     for boxes in range(1, 400):
         for across in (1, 2, 4):
-            team = taps.team_for(72, boxes, across, 132)
+            team = conv3x3.team_for(72, boxes, across, 132)
             assert team.split == 1 or -(-boxes // team.pieces) * across * 2 <= 132
-    assert taps.team_for(72, 16, 4, 132).split == 2  # 512 channels of 128 images, for example
+    assert conv3x3.team_for(72, 16, 4, 132).split == 2  # 512 channels of 128 images, for example
 
 
 def test_what_a_kernel_is_told_has_the_size_that_it_expects() -> None:
-    assert ctypes.sizeof(taps.Work) % 64 == 0
-    assert taps.Work.bias.offset == 16 * 128
-    assert ctypes.sizeof(taps.Work) <= 4096  # what a launch may carry
+    assert ctypes.sizeof(conv3x3.Work) % 64 == 0
+    assert conv3x3.Work.bias.offset == 16 * 128
+    assert ctypes.sizeof(conv3x3.Work) <= 4096  # what a launch may carry
 
 
 @pytest.mark.parametrize("odd", ["fp32", "nchw", "32 channels", "other", "bias", "strided", "beside"])
@@ -76,15 +76,15 @@ def test_what_it_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch, odd: st
     x, weight, bias = numbers(2, 64, 8, 8, device="cpu"), numbers(64, 64, 3, 3, device="cpu"), numbers(64, device="cpu")
     wide = numbers(2, 640, 8, 8, device="cpu"), numbers(64, 640, 1, 1, device="cpu")
     calls = {
-        "fp32": lambda: taps.forward(x.float(), weight, bias),
-        "nchw": lambda: taps.backward(x.contiguous(), weight, x),
-        "32 channels": lambda: taps.forward(x[:, :32].contiguous(memory_format=torch.channels_last), weight, bias),
-        "other": lambda: taps.forward(x, weight, bias, x[:, :, :1, :1]),
-        "bias": lambda: taps.forward(x, weight, bias.float()),
-        "strided": lambda: taps.backward(x, weight, None, numbers(2, 64, 16, 16, device="cpu"), stride=2),
-        "beside": lambda: taps.forward(x, weight, bias, extra=Extra(*wide, bias)),
+        "fp32": lambda: conv3x3.forward(x.float(), weight, bias),
+        "nchw": lambda: conv3x3.backward(x.contiguous(), weight, x),
+        "32 channels": lambda: conv3x3.forward(x[:, :32].contiguous(memory_format=torch.channels_last), weight, bias),
+        "other": lambda: conv3x3.forward(x, weight, bias, x[:, :, :1, :1]),
+        "bias": lambda: conv3x3.forward(x, weight, bias.float()),
+        "strided": lambda: conv3x3.backward(x, weight, None, numbers(2, 64, 16, 16, device="cpu"), stride=2),
+        "beside": lambda: conv3x3.forward(x, weight, bias, extra=Extra(*wide, bias)),
     }
-    with pytest.raises(cuda.Refused):
+    with pytest.raises(cuda.Unsupported):
         calls[odd]()
 
 
@@ -102,7 +102,7 @@ def test_what_it_is_told_is_a_block_of_convolutions(monkeypatch: pytest.MonkeyPa
     """Carried out by plain means: maps, taps, boxes and settings, but not the kernel itself."""
     there = Emulated(monkeypatch)
     assert_it_is_a_block(case, "cpu")
-    assert {name for name, *_ in there.launched} == {"taps"}
+    assert {name for name, *_ in there.launched} == {"conv3x3"}
     assert all(0 < blocks <= 132 for *_, blocks in there.launched)
     assert all(settings["STAGES"] >= 2 * settings["PIECES"] for _, settings, _ in there.launched)  # one for each result
 
@@ -180,19 +180,19 @@ def assert_it_is_a_block(case: tuple[int, ...], device: str) -> None:
     first, shortcut = numbers(c, k, 3, 3, device=device) / (3 * k**0.5), numbers(c, k, 1, 1, device=device) / k**0.5
     bias, more = numbers(c, device=device), numbers(c, seed=1, device=device)
     for added in (None, other):
-        mine = taps.forward(x, weight, bias, added)
+        mine = conv3x3.forward(x, weight, bias, added)
         assert_rounded_once(mine, expected_ahead(x, weight, bias, added, 1, None))
-        mine = taps.backward(x, weight, act.relu(), added)
+        mine = conv3x3.backward(x, weight, act.relu(), added)
         assert_rounded_once(mine, expected_back(x, weight, act.relu(), added, 1, None))
-    assert_rounded_once(taps.forward(fine, first, bias, stride=2), expected_ahead(fine, first, bias, None, 2, None))
+    assert_rounded_once(conv3x3.forward(fine, first, bias, stride=2), expected_ahead(fine, first, bias, None, 2, None))
     extra = Extra(fine, shortcut, more)
-    assert_rounded_once(taps.forward(x, weight, bias, extra=extra), expected_ahead(x, weight, bias, None, 1, extra))
+    assert_rounded_once(conv3x3.forward(x, weight, bias, extra=extra), expected_ahead(x, weight, bias, None, 1, extra))
     extra = Extra(other, shortcut, None)
-    mine = taps.backward(x, first, fine_act.relu(), stride=2, extra=extra)
+    mine = conv3x3.backward(x, first, fine_act.relu(), stride=2, extra=extra)
     assert_rounded_once(mine, expected_back(x, first, fine_act.relu(), None, 2, extra))
-    assert_rounded_once(taps.forward(fine, first, None, stride=2), F.conv2d(fine.double(), first.double(), None, 2, 1))
+    assert_rounded_once(conv3x3.forward(fine, first, None, stride=2), F.conv2d(fine.double(), first.double(), None, 2, 1))
     back = F.conv_transpose2d(x.double(), first.double(), None, 2, 1, 1)
-    assert_rounded_once(taps.backward(x, first, None, stride=2), back)
+    assert_rounded_once(conv3x3.backward(x, first, None, stride=2), back)
 
 
 @pytest.mark.gpu
@@ -200,7 +200,7 @@ def assert_it_is_a_block(case: tuple[int, ...], device: str) -> None:
 def test_what_is_not_a_number_stays_so_and_stays_where_it_is() -> None:
     x, weight, bias = numbers(3, 128, 14, 14), numbers(128, 128, 3, 3), numbers(128)
     x[1, 5, 7, 9] = float("nan")
-    lost = taps.forward(x, weight, bias).isnan()
+    lost = conv3x3.forward(x, weight, bias).isnan()
     assert lost[1, :, 6:9, 8:11].all()
     assert lost.sum() == 128 * 9
 
@@ -216,9 +216,9 @@ def test_kernels_that_overlap_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     def chain() -> Tensor:
         out = x
         for weight in weights:
-            out = taps.forward(out, weight, bias, out)
+            out = conv3x3.forward(out, weight, bias, out)
         for weight in weights:
-            out = taps.backward(out, weight, x.relu())
+            out = conv3x3.backward(out, weight, x.relu())
         return out
 
     monkeypatch.setattr(cuda, "EARLY", 0)

@@ -1,4 +1,4 @@
-"""3x3 convolutions of many channels and what follows them, on a Hopper GPU; how is told in taps.cu.
+"""3x3 convolutions of many channels and what follows them, on a Hopper GPU; how is told in conv3x3.cu.
 
 Forward and backward, strided or not, and with the 1x1 convolution beside a residual block in the same sum: cuDNN has no
 kernel for most of that; where it has one this is about as fast or faster, and need not be chosen by trial.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pixelpart.kernels import cuda
-from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Kernel, Map, Refused, image_map, weight_map
+from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Kernel, Map, Unsupported, image_map, weight_map
 
 PIXELS, CHUNK, THREADS = 128, 64, 288  # pixels of a box, and its channels; threads of a block
 
@@ -113,11 +113,11 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(shape: Sequence[int], kinds: list[list[Tap]], inputs: int, processors: int) -> Tiling:
-    """For results of this shape, each kind of them from its taps of so many channels; Refused if they cannot be cut."""
+    """For results of this shape, each kind of them from its taps of so many channels; Unsupported if they cannot be cut."""
     n, channels, height, width = shape
     boxes = boxes_of(height, width)
     if boxes is None or channels % CHUNK:
-        raise Refused(f"images of {height} by {width} pixels and {channels} channels")
+        raise Unsupported(f"images of {height} by {width} pixels and {channels} channels")
     chunks = 2 if channels % (2 * CHUNK) == 0 else 1
     across, count = channels // (chunks * CHUNK), -(-n // boxes.images) * boxes.boxes
     steps = sum(map(len, kinds)) * inputs // CHUNK // len(kinds)
@@ -136,12 +136,12 @@ def forward(
 ) -> Tensor:
     """relu(conv(x, weight) + bias + other + extra), padded by 1, or without a bias conv(x, weight).
 
-    Refused if it cannot.
+    Unsupported if it cannot.
     """
     n, _, height, width = x.shape
     shape = n, weight.shape[0], height // stride, width // stride
     if (bias is not None and bias.dtype != torch.bfloat16) or (other is not None and other.shape != shape):
-        raise Refused("a bias that is not bf16, or not one number for every pixel and channel")
+        raise Unsupported("a bias that is not bf16, or not one number for every pixel and channel")
     _check(x, weight, other, extra)
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     sources = [x] if stride == 1 else _views(x)
@@ -162,14 +162,14 @@ def backward(
 ) -> Tensor:
     """where(rectified > 0, g + other + extra, 0), or g: what a convolution padded by 1 sends back to what it has read.
 
-    `extra` is what a 1x1 convolution of the same stride sends back; Refused if it cannot.
+    `extra` is what a 1x1 convolution of the same stride sends back; Unsupported if it cannot.
     """
     n, _, height, width = grad.shape
     shape = n, weight.shape[1], height * stride, width * stride
     if any(tensor is not None and tensor.shape != shape for tensor in (rectified, other)):
-        raise Refused("not one number for every pixel and channel")
+        raise Unsupported("not one number for every pixel and channel")
     if other is not None and stride > 1:
-        raise Refused("what is added to strided results is not read by kinds")
+        raise Unsupported("what is added to strided results is not read by kinds")
     _check(grad, weight, rectified, other, extra)
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
     outs, gates = (None if t is None else [t] if stride == 1 else _views(t)[::-1] for t in (out, rectified))
@@ -183,7 +183,7 @@ class _Tap(ctypes.Structure):
 
 
 class Work(ctypes.Structure):
-    """What a kernel is told, as in taps.cu."""
+    """What a kernel is told, as in conv3x3.cu."""
 
     _fields_ = [
         ("source", Map * 4),
@@ -217,14 +217,14 @@ def _run(
 ) -> None:
     device, inputs = sources[0].device, sources[0].shape[1]
     if extra is not None and extra.x.shape[1] > 9 * inputs:
-        raise Refused("more beside the sum than in it")
+        raise Unsupported("more beside the sum than in it")
     tiling = tiling_of(outs[0].shape, kinds, inputs, cuda.processors(device))
     boxes, chunks, across, down, team = tiling
     plain = bias is None and gates is None
     kernel = _kernel(tiling, device, FORWARD=ahead, PLAIN=plain, OTHER=other is not None)
     items, room = len(kinds) * down * across, kernel.clusters(THREADS, team.split)
     if team.split > 1 and items > room:
-        raise Refused("fewer processors than blocks that have to run together")
+        raise Unsupported("fewer processors than blocks that have to run together")
 
     width, tall = outs[0].shape[3], chunks * CHUNK if ahead else CHUNK
     box = CHUNK, width, boxes.rows, boxes.images
@@ -255,18 +255,18 @@ def _kernel(tiling: Tiling, device: torch.device, **settings: int) -> Kernel:
     sums = (split - 1) * 2 * halves * BOX  # bytes, where they are shared
     stages = (ROOM - 256 - sums) // (pieces * BOX + chunks * SQUARE)
     settings |= {"CHUNKS": chunks, "PIECES": pieces, "SPLIT": split, "STAGES": stages}
-    kernel = cuda.kernel("taps", 64 * halves, tuple((name, int(value)) for name, value in settings.items()), device)
+    kernel = cuda.kernel("conv3x3", 64 * halves, tuple((name, int(value)) for name, value in settings.items()), device)
     if kernel is None:
-        raise Refused("not made here")
+        raise Unsupported("not made here")
     return kernel
 
 
 def _check(*given: Tensor | Extra | None) -> None:
-    """Refused where what is given cannot be read in boxes of 64 channels."""
+    """Unsupported where what is given cannot be read in boxes of 64 channels."""
     for one in given:
         for tensor in one[:2] if isinstance(one, Extra) else (one,):
             if tensor is not None and (not cuda.fits(tensor) or tensor.shape[1] % CHUNK):
-                raise Refused("not bf16, channels last and aligned, in chunks of 64 channels")
+                raise Unsupported("not bf16, channels last and aligned, in chunks of 64 channels")
 
 
 def _views(x: Tensor) -> list[Tensor]:

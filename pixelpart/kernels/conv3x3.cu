@@ -26,7 +26,7 @@ struct Tap {
     int view, weight, right, down;
 };
 
-struct Work {  // as in taps.py
+struct Work {  // as in conv3x3.py
     Map source[4], weights, extra, extra_weights, out[4], gate[4], other;
     const bf16 *bias, *extra_bias;
     Tap taps[9];
@@ -185,7 +185,7 @@ __device__ void share(float (&sum)[NUMBERS], int part, u32 room, int group, int 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 1) taps(const __grid_constant__ Work work) {
+extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 1) conv3x3(const __grid_constant__ Work work) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 stages = (u32)__cvta_generic_to_shared(memory), room = stages + STAGES * STAGE;  // for sums
     const u32 full = room + (SPLIT - 1) * 2 * HALVES * BOX, empty = full + 8 * STAGES;
