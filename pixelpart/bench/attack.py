@@ -5,7 +5,8 @@ import torch
 from pixelpart import attacks, draws, models
 from pixelpart.bench import REPEATS, baselines
 from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine
-from pixelpart.defaults import EPS, STEP_SIZE
+from pixelpart.config import DEFAULT_EPS as EPS
+from pixelpart.config import DEFAULT_STEP_SIZE as STEP_SIZE
 from pixelpart.engine.views import views_in
 from pixelpart.models import Classifier
 from pixelpart.runtime.device import choose_device

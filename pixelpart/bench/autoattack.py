@@ -8,7 +8,7 @@ import torch
 
 from pixelpart.attacks.autoattack import VERSIONS, default_slots
 from pixelpart.bench.timing import Report, Row, Say, machine
-from pixelpart.defaults import EPS
+from pixelpart.config import DEFAULT_EPS as EPS
 from pixelpart.evaluation.accuracy import natural
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference

@@ -1,4 +1,4 @@
-"""Operations that the attack runs through most, each in one kernel on a GPU and by plain means elsewhere."""
+"""Custom torch ops for the convolutions of an attack: one kernel each on a GPU, plain torch elsewhere."""
 
 from pixelpart.kernels.convolution import (
     conv,

@@ -1,26 +1,26 @@
-// A convolution as a sum over taps, with what follows it, in bf16, for Hopper's tensor cores.
+// A 3x3 convolution as a sum over taps, with bias, sum and ReLU, in bf16, for Hopper's tensor cores.
 //
 // forward:   out = relu(sum of weights[tap] * pixels[tap] + bias [+ other])
 // backward:  out = where(gate > 0, sum of transposed weights[tap] * pixels[tap] [+ other], 0)
-// plain:     either without bias, ReLU and gate
+// plain:     either of them without bias, ReLU and gate
 //
-// A tap reads a box of up to 128 pixels of 64 channels, moved by its offset; what lies outside of the image is zero. A strided
-// convolution has four views of the finer image, of every other row and column: forward each tap reads one of them,
-// backward each of them is a kind of result with taps of its own. The last kind may have one more tap, of other pixels and
-// other weights: the 1x1 convolution beside a residual block.
+// A tap reads a box of up to 128 pixels of 64 channels, shifted by its offset; pixels outside the image are zero. A convolution
+// of stride 2 has four views of the finer image, of every other row and column: forward each tap reads one of them, backward
+// each of them is a kind of result with taps of its own. The last kind may have one more tap with other pixels and weights: the
+// 1x1 shortcut of a residual block.
 //
-// One warp fetches, by the tensor memory accelerator, boxes and weights into a ring of stages; two warpgroups multiply
-// weights [64 x 16] by pixels [16 x 128 or 256]. A tile has 128 channels, a half for each warpgroup (CHUNKS 2), or 64
-// (CHUNKS 1, then its two boxes are shared out), and PIECES boxes of pixels. What is added to a result and what gates it
-// come through the ring as well, and the result leaves from there.
+// One warp fetches boxes and weights into a ring of stages with the tensor memory accelerator; two warpgroups multiply
+// weights [64 x 16] by pixels [16 x 128 or 256]. A tile has 128 channels, half of them for each warpgroup (CHUNKS 2), or 64
+// (CHUNKS 1, with one of its two boxes for each), and PIECES boxes of pixels. `other` and `gate` pass through the ring as well,
+// and results are stored from there.
 //
-// Where there are fewer tiles than processors, SPLIT blocks share one: each adds up its part of the steps and gives half of
-// the sums to the other. A block begins while the kernel before this one ends, up to the point where it needs its results.
+// If there are fewer tiles than processors, SPLIT blocks share one: each sums its part of the steps and gives half of the sums
+// to the other. A block starts while the previous kernel ends, up to the point where it needs that kernel's results.
 //
-// Given: FORWARD, PLAIN, OTHER (whether there is one), CHUNKS, PIECES, SPLIT, STAGES; hopper.cuh.
+// Defined by the caller: FORWARD, PLAIN, OTHER (whether there is one), CHUNKS, PIECES, SPLIT, STAGES; hopper.cuh comes first.
 
 constexpr int STAGE = PIECES * BOX + CHUNKS * SQUARE;
-constexpr int HALVES = CHUNKS == 2 ? PIECES : 1;  // boxes of a warpgroup
+constexpr int HALVES = CHUNKS == 2 ? PIECES : 1;  // boxes per warpgroup
 
 struct Tap {
     int view, weight, right, down;
@@ -30,15 +30,15 @@ struct Work {  // as in conv3x3.py
     Map source[4], weights, extra, extra_weights, out[4], gate[4], other;
     const bf16 *bias, *extra_bias;
     Tap taps[9];
-    int first[5];                     // of a kind's taps
+    int first[5];                     // number of a kind's first tap
     int kinds, chunks, extra_chunks;  // chunks of 64 channels
-    int across, tiles;                // of the result's channels, of its pixels
-    int rows, boxes, images, bytes;   // rows of a box, boxes of an image, images of a box; of what there is in a box
+    int across, tiles;                // of the result: tiles of channels, tiles of pixels
+    int rows, boxes, images, bytes;   // rows per box, boxes per image, images per box; bytes of a box
 };
 
 __device__ void exchange() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
 
-// The stages, one after the other, round and round.
+// The stages in cyclic order.
 struct Ring {
     int stage = 0, parity = 0;
 
@@ -60,7 +60,7 @@ __device__ u32 away(u32 address, int block) {
 }
 
 struct Item {
-    int kind, tile, across, begin, end, own;  // steps; own: those of the taps
+    int kind, tile, across, begin, end, own;  // begin, end: steps of this block; own: steps of the taps
 
     __device__ Item(const Work& work, int part, int number) {
         const int each = work.tiles * work.across;
@@ -76,7 +76,7 @@ struct Item {
     __device__ int box(int group, int half) const { return tile * PIECES + (CHUNKS == 2 ? half : group); }
 };
 
-// Whether this block has a box of the results.
+// Whether this block stores a box of the results.
 __device__ bool has(int part, int group, int half) { return SPLIT == 1 || (HALVES == 2 ? half : group) == part; }
 
 // Where a box of pixels begins.
@@ -86,7 +86,7 @@ struct Corner {
     __device__ Corner(const Work& work, int box) : row(box % work.boxes * work.rows), image(box / work.boxes * work.images) {}
 };
 
-// One thread does that, so what it has to reckon for a step is kept short.
+// A single thread runs this, so it does little work per step.
 __device__ void fetch_steps(const Work& work, const Item& item, Ring& ring, u32 stages, u32 full, u32 empty) {
     const int first = work.first[item.kind], taps = work.first[item.kind + 1] - first;
     int row[PIECES], image[PIECES];
@@ -95,7 +95,7 @@ __device__ void fetch_steps(const Work& work, const Item& item, Ring& ring, u32 
         row[p] = corner.row;
         image[p] = corner.image;
     }
-    // Right for a begin less than work.chunks behind the taps: extra has fewer than 11 times as many channels.
+    // Correct for a begin less than work.chunks after the taps: extra has fewer than 11 times as many channels.
     int next = item.begin / work.chunks, chunk = item.begin % work.chunks, chunks = 0;
     Tap tap;
     const Map *source, *weights;
@@ -121,7 +121,7 @@ __device__ void fetch_steps(const Work& work, const Item& item, Ring& ring, u32 
     }
 }
 
-// What is added to the results and what gates them: a stage for each box.
+// Fetches `other` and `gate`: one stage for each box.
 __device__ void fetch_rest(const Work& work, int part, const Item& item, Ring& ring, u32 stages, u32 full, u32 empty) {
     for (int half = 0; half < HALVES; half++)
         for (int group = 0; group < 2; group++) {
@@ -136,7 +136,7 @@ __device__ void fetch_rest(const Work& work, int part, const Item& item, Ring& r
         }
 }
 
-// A box of results, from these sums, into the place of what is added to them.
+// Writes a box of results, made from these sums, over the box that held `other`.
 __device__ void finish(const float* sum, const float (&shift)[2], u32 box, int warp, int lane) {
 #pragma unroll
     for (int g = 0; g < 16; g += 2) {
@@ -153,7 +153,7 @@ __device__ void finish(const float* sum, const float (&shift)[2], u32 box, int w
     }
 }
 
-// Gives half of the sums to the block that shares the tile, and adds what comes from it to the other half, which is then first.
+// Gives half of the sums to the block that shares the tile and adds that block's sums to the other half, which is then first.
 __device__ void share(float (&sum)[NUMBERS], int part, u32 room, int group, int thread) {
     const u32 here = room + (HALVES == 2 ? group * 2 * BOX : 0) + 16 * thread, to = away(here, 1 - part);
     const bool gives = HALVES == 2 || group != part;
@@ -162,7 +162,7 @@ __device__ void share(float (&sum)[NUMBERS], int part, u32 room, int group, int 
         float v[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int at = 4 * i + j, far = NUMBERS + at - 64;  // the same where there is one half
+            const int at = 4 * i + j, far = NUMBERS + at - 64;  // equal if there is one half
             v[j] = part ? sum[at] : sum[far];
             if (HALVES == 2) sum[at] = part ? sum[far] : sum[at];
         }
@@ -187,7 +187,7 @@ __device__ void share(float (&sum)[NUMBERS], int part, u32 room, int group, int 
 
 extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 1) conv3x3(const __grid_constant__ Work work) {
     extern __shared__ __align__(1024) unsigned char memory[];
-    const u32 stages = (u32)__cvta_generic_to_shared(memory), room = stages + STAGES * STAGE;  // for sums
+    const u32 stages = (u32)__cvta_generic_to_shared(memory), room = stages + STAGES * STAGE;  // room: for shared sums
     const u32 full = room + (SPLIT - 1) * 2 * HALVES * BOX, empty = full + 8 * STAGES;
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     const int part = part_of_block(), items = work.kinds * work.tiles * work.across;
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 
         if (GATE) announce(work.gate[0]);
     }
     __syncthreads();
-    if (SPLIT > 1) exchange();  // the other block has begun
+    if (SPLIT > 1) exchange();  // the other block has started
     wait_for_others();
 
     Ring ring;
@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(288, 1) __cluster_dims__(SPLIT, 1, 
             settle(sum);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-            for (int q = 0; q < 4; q++)  // 16 channels: a quarter of a line, or 16 lines of the weights' transpose
+            for (int q = 0; q < 4; q++)  // 16 channels: a quarter of a line, or 16 lines of the transposed weights
                 multiply(sum, matrix(weights + q * (FORWARD ? 32 : 16 * LINE)), matrix(pixels + q * 32));
             asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
             if (before >= 0) release(before);

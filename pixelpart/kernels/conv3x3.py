@@ -1,7 +1,7 @@
-"""3x3 convolutions of many channels and what follows them, on a Hopper GPU; how is told in conv3x3.cu.
+"""3x3 convolutions of many channels with bias, sum and ReLU, on a Hopper GPU (the kernel: conv3x3.cu).
 
-Forward and backward, strided or not, and with the 1x1 convolution beside a residual block in the same sum: cuDNN has no
-kernel for most of that; where it has one this is about as fast or faster, and need not be chosen by trial.
+Forward and backward, stride 1 or 2, and with the 1x1 shortcut of a residual block in the same sum. cuDNN has no kernel
+for most of these; where it has one, this one is about as fast or faster and needs no search for an algorithm.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ from torch import Tensor
 from pixelpart.kernels import cuda
 from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Kernel, Map, Unsupported, image_map, weight_map
 
-PIXELS, CHUNK, THREADS = 128, 64, 288  # pixels of a box, and its channels; threads of a block
+PIXELS, CHUNK, THREADS = 128, 64, 288  # pixels and channels of a box; threads of a block
 
 
 class Tap(NamedTuple):
-    """Which view of the image is read, with which of the nine weights, moved by how much."""
+    """Which view of the image is read, with which of the nine weights, and the offset in pixels."""
 
     view: int
     weight: int
@@ -27,25 +27,25 @@ class Tap(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """A 1x1 convolution of other pixels, added to the sum: forward of every other pixel of x, if x has more of them."""
+    """A 1x1 convolution that is added to the sum; forward it reads every other pixel of x if x is twice as large."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
 
 
-# Views of an image for stride 2, by the first row and column that they have: the last has most taps, backward.
+# Views of an image for stride 2, by their first row and column; backward, the last has the most taps.
 VIEWS = (0, 0), (0, 1), (1, 0), (1, 1)
 
 
 def taps_forward(stride: int) -> list[list[Tap]]:
-    """Pixel i reads stride * i + r - 1 for r from 0 to 2: with stride 2, i - 1, i and i in views 1, 0 and 1."""
+    """Pixel i reads stride * i + r - 1 for r = 0, 1, 2: with stride 2, pixels i - 1, i and i of views 1, 0 and 1."""
     reads = list(enumerate([(0, -1), (0, 0), (0, 1)] if stride == 1 else [(1, -1), (0, 0), (1, 0)]))
     return [[Tap(2 * v + w, 3 * r + s, right, down) for r, (v, down) in reads for s, (w, right) in reads]]
 
 
 def taps_backward(stride: int) -> list[list[Tap]]:
-    """To input i come gradients (i + 1 - r) / stride where that is whole: one list for each view, the longest first."""
+    """Input i gets the gradients (i + 1 - r) / stride that are whole numbers: one list per view, longest first."""
     if stride == 1:
         return [[Tap(0, 3 * r + s, 1 - s, 1 - r) for r in range(3) for s in range(3)]]
     comes = [(1, 0)], [(0, 1), (2, 0)]  # r and offset, for an even and an odd i
@@ -53,7 +53,7 @@ def taps_backward(stride: int) -> list[list[Tap]]:
 
 
 class Boxes(NamedTuple):
-    """How images are cut: rows of a box, boxes of an image, images of a box."""
+    """How images are cut into boxes: rows per box, boxes per image, images per box."""
 
     rows: int
     boxes: int
@@ -61,15 +61,15 @@ class Boxes(NamedTuple):
 
 
 def boxes_of(height: int, width: int) -> Boxes | None:
-    """Boxes of whole rows, as many as go into 128 pixels; None: a row does not."""
+    """Boxes of whole rows of up to 128 pixels; None if a row is longer than that."""
     if width > PIXELS:
         return None
     rows = min(height, PIXELS // width)
     return Boxes(rows, -(-height // rows), PIXELS // (height * width) if rows == height else 1)
 
 
-def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
-    """Whether the kernel is for a 3x3 convolution of x, padded by 1, and its gradient: boxes are to be fairly full."""
+def supports(x: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether the kernel can be used for this convolution and its gradient, and its boxes are mostly full."""
     height, width = x.shape[2] // stride, x.shape[3] // stride
     whole = weight.shape[0] % CHUNK == 0 and weight.shape[1] % CHUNK == 0 and weight.shape[2:] == (3, 3)
     if not whole or stride not in (1, 2) or x.shape[2] % stride or x.shape[3] % stride or not cuda.hopper(x.device):
@@ -79,16 +79,16 @@ def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
 
 
 class Team(NamedTuple):
-    """Boxes of a tile, and blocks that share its steps."""
+    """Boxes per tile, and blocks that share its steps."""
 
     pieces: int
     split: int
 
 
 def team_for(steps: int, boxes: int, across: int, processors: int) -> Team:
-    """What takes the fewest cycles, by a rough reckoning from measured times.
+    """The team that takes the fewest cycles, estimated from measured times.
 
-    A step of one box is 600, of two 1060; a tile has 4000 more, and sums are shared in 3000.
+    A step of one box takes 600 cycles, of two 1060; a tile takes 4000 more, and sharing sums 3000.
     """
 
     def items(team: Team) -> int:
@@ -103,7 +103,7 @@ def team_for(steps: int, boxes: int, across: int, processors: int) -> Team:
 
 
 class Tiling(NamedTuple):
-    """How a result is cut into tiles: its channels, by so many chunks of 64, and its pixels, by the team's boxes."""
+    """How a result is cut into tiles: its channels into `chunks` times 64, its pixels into the team's boxes."""
 
     boxes: Boxes
     chunks: int
@@ -113,11 +113,11 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(shape: Sequence[int], kinds: list[list[Tap]], inputs: int, processors: int) -> Tiling:
-    """For results of this shape, each kind of them from its taps of so many channels; Unsupported if they cannot be cut."""
+    """The tiling of results of this shape, of which each kind sums its taps over `inputs` channels."""
     n, channels, height, width = shape
     boxes = boxes_of(height, width)
     if boxes is None or channels % CHUNK:
-        raise Unsupported(f"images of {height} by {width} pixels and {channels} channels")
+        raise Unsupported(f"images of {height} x {width} pixels and {channels} channels")
     chunks = 2 if channels % (2 * CHUNK) == 0 else 1
     across, count = channels // (chunks * CHUNK), -(-n // boxes.images) * boxes.boxes
     steps = sum(map(len, kinds)) * inputs // CHUNK // len(kinds)
@@ -134,14 +134,14 @@ def forward(
     stride: int = 1,
     extra: Extra | None = None,
 ) -> Tensor:
-    """relu(conv(x, weight) + bias + other + extra), padded by 1, or without a bias conv(x, weight).
+    """relu(conv(x, weight) + bias + other + extra), padded by 1; conv(x, weight) if bias is None.
 
-    Unsupported if it cannot.
+    May raise Unsupported.
     """
     n, _, height, width = x.shape
     shape = n, weight.shape[0], height // stride, width // stride
     if (bias is not None and bias.dtype != torch.bfloat16) or (other is not None and other.shape != shape):
-        raise Unsupported("a bias that is not bf16, or not one number for every pixel and channel")
+        raise Unsupported("the bias is not bf16, or shapes differ")
     _check(x, weight, other, extra)
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     sources = [x] if stride == 1 else _views(x)
@@ -160,16 +160,16 @@ def backward(
     stride: int = 1,
     extra: Extra | None = None,
 ) -> Tensor:
-    """where(rectified > 0, g + other + extra, 0), or g: what a convolution padded by 1 sends back to what it has read.
+    """where(rectified > 0, g + other + extra, 0) with g the input gradient of the convolution; g if rectified is None.
 
-    `extra` is what a 1x1 convolution of the same stride sends back; Unsupported if it cannot.
+    `extra` stands for the input gradient of a 1x1 convolution of the same stride. May raise Unsupported.
     """
     n, _, height, width = grad.shape
     shape = n, weight.shape[1], height * stride, width * stride
     if any(tensor is not None and tensor.shape != shape for tensor in (rectified, other)):
-        raise Unsupported("not one number for every pixel and channel")
+        raise Unsupported("shapes differ")
     if other is not None and stride > 1:
-        raise Unsupported("what is added to strided results is not read by kinds")
+        raise Unsupported("a sum with a strided gradient")
     _check(grad, weight, rectified, other, extra)
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
     outs, gates = (None if t is None else [t] if stride == 1 else _views(t)[::-1] for t in (out, rectified))
@@ -183,7 +183,7 @@ class _Tap(ctypes.Structure):
 
 
 class Work(ctypes.Structure):
-    """What a kernel is told, as in conv3x3.cu."""
+    """The kernel's argument, as in conv3x3.cu."""
 
     _fields_ = [
         ("source", Map * 4),
@@ -199,12 +199,12 @@ class Work(ctypes.Structure):
         ("first", ctypes.c_int * 5),
         *((name, ctypes.c_int) for name in ("kinds", "chunks", "extra_chunks", "across", "tiles")),
         *((name, ctypes.c_int) for name in ("rows", "boxes", "images", "bytes")),
-        ("rest", ctypes.c_int * 10),  # to a whole number of 64 bytes
+        ("rest", ctypes.c_int * 10),  # padding to a multiple of 64 bytes
     ]
 
 
 def _run(
-    ahead: bool,
+    is_forward: bool,
     sources: list[Tensor],
     weight: Tensor,
     outs: list[Tensor],
@@ -217,16 +217,16 @@ def _run(
 ) -> None:
     device, inputs = sources[0].device, sources[0].shape[1]
     if extra is not None and extra.x.shape[1] > 9 * inputs:
-        raise Unsupported("more beside the sum than in it")
+        raise Unsupported("the 1x1 convolution has too many channels")
     tiling = tiling_of(outs[0].shape, kinds, inputs, cuda.processors(device))
     boxes, chunks, across, down, team = tiling
     plain = bias is None and gates is None
-    kernel = _kernel(tiling, device, FORWARD=ahead, PLAIN=plain, OTHER=other is not None)
+    kernel = _kernel(tiling, device, FORWARD=is_forward, PLAIN=plain, OTHER=other is not None)
     items, room = len(kinds) * down * across, kernel.clusters(THREADS, team.split)
     if team.split > 1 and items > room:
-        raise Unsupported("fewer processors than blocks that have to run together")
+        raise Unsupported("more blocks have to run at the same time than the device can run")
 
-    width, tall = outs[0].shape[3], chunks * CHUNK if ahead else CHUNK
+    width, tall = outs[0].shape[3], chunks * CHUNK if is_forward else CHUNK
     box = CHUNK, width, boxes.rows, boxes.images
     work = Work(chunks=inputs // CHUNK, kinds=len(kinds), across=across, tiles=down)
     work.rows, work.boxes, work.images = boxes
@@ -251,22 +251,22 @@ def _run(
 
 def _kernel(tiling: Tiling, device: torch.device, **settings: int) -> Kernel:
     (pieces, split), chunks = tiling.team, tiling.chunks
-    halves = pieces if chunks == 2 else 1  # boxes of a warpgroup
-    sums = (split - 1) * 2 * halves * BOX  # bytes, where they are shared
+    halves = pieces if chunks == 2 else 1  # boxes per warpgroup
+    sums = (split - 1) * 2 * halves * BOX  # bytes for shared sums
     stages = (ROOM - 256 - sums) // (pieces * BOX + chunks * SQUARE)
     settings |= {"CHUNKS": chunks, "PIECES": pieces, "SPLIT": split, "STAGES": stages}
     kernel = cuda.kernel("conv3x3", 64 * halves, tuple((name, int(value)) for name, value in settings.items()), device)
     if kernel is None:
-        raise Unsupported("not made here")
+        raise Unsupported("kernel unavailable")
     return kernel
 
 
 def _check(*given: Tensor | Extra | None) -> None:
-    """Unsupported where what is given cannot be read in boxes of 64 channels."""
-    for one in given:
-        for tensor in one[:2] if isinstance(one, Extra) else (one,):
-            if tensor is not None and (not cuda.fits(tensor) or tensor.shape[1] % CHUNK):
-                raise Unsupported("not bf16, channels last and aligned, in chunks of 64 channels")
+    """Raises Unsupported if a tensor cannot be read in boxes of 64 channels."""
+    for item in given:
+        for tensor in item[:2] if isinstance(item, Extra) else (item,):
+            if tensor is not None and (not cuda.readable(tensor) or tensor.shape[1] % CHUNK):
+                raise Unsupported("a tensor is not bf16, channels last and aligned, with a multiple of 64 channels")
 
 
 def _views(x: Tensor) -> list[Tensor]:

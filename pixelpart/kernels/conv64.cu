@@ -1,25 +1,24 @@
-// A 3x3 convolution of 64 channels to 64 with what follows it, in bf16, for Hopper's tensor cores.
+// A 3x3 convolution of 64 to 64 channels with bias, sum and ReLU, in bf16, for Hopper's tensor cores.
 //
 // forward:   out = relu(conv(x, weight) + bias [+ other])
 // backward:  out = where(gate > 0, transposed conv(x, weight) [+ other], 0)
-// plain:     either without bias, ReLU and gate
+// plain:     either of them without bias, ReLU and gate
 //
-// A tile is ROWS rows of an image with a border of one pixel. It lies in shared memory pixel behind pixel, so that what any
-// of the nine taps reads is the same memory, some lines further on. So each pixel is fetched once, where a product over
-// gathered neighbours fetches it nine times and waits for that. The two positions behind a row of the image are computed
-// too, and dropped.
+// A tile is ROWS rows of an image with a border of one pixel, stored in shared memory pixel after pixel. Each of the nine taps
+// reads the same memory at another offset, so every pixel is fetched once; a product over gathered neighbours would fetch it
+// nine times. The two positions after each row of the image are computed too, and discarded.
 //
-// Products are weights [64 x 16] times pixels [16 x 136]. One warp fetches, by the tensor memory accelerator: the weights,
-// tiles, and what is added to a result or gates it. Three warpgroups take turns: while one multiplies, with all tensor
-// cores to itself, the others treat and store what they have.
+// Products are weights [64 x 16] times pixels [16 x 136]. One warp fetches weights, tiles, `other` and `gate` with the tensor
+// memory accelerator. Three warpgroups take turns: while one multiplies and has all tensor cores to itself, the others apply
+// bias and ReLU and store their results.
 //
-// Given: FORWARD, PLAIN, OTHER (whether there is one), WIDTH (of the image), ROWS, TILES (that lie in shared memory);
-// hopper.cuh.
+// Defined by the caller: FORWARD, PLAIN, OTHER (whether there is one), WIDTH (of the image), ROWS, TILES (in shared memory);
+// hopper.cuh comes first.
 
 constexpr int TAPS = 9, GROUPS = 3, POSITIONS = 2 * NUMBERS;
-constexpr int PADDED = WIDTH + 2;                                 // pixels from a row to the next
-constexpr int LINES = 206, TILE = (LINES * LINE + 1023) & ~1023;  // of a tile, and bytes
-constexpr int BOXES = GATE + OTHER > 1 ? 2 : 1;                   // of a warpgroup: a result, with what is added, and a gate
+constexpr int PADDED = WIDTH + 2;                                 // pixels from one row to the next
+constexpr int LINES = 206, TILE = (LINES * LINE + 1023) & ~1023;  // lines and bytes of a tile
+constexpr int BOXES = GATE + OTHER > 1 ? 2 : 1;                   // per warpgroup: result and `other` share one
 static_assert(ROWS * PADDED - 2 <= POSITIONS && (ROWS + 2) * PADDED <= LINES, "a tile does not fit");
 static_assert(POSITIONS + 2 * PADDED + 2 <= LINES, "what the last tap reads does not fit");
 static_assert(ROWS * WIDTH * LINE <= BOX, "a result does not fit");
@@ -27,17 +26,17 @@ static_assert(ROWS * WIDTH * LINE <= BOX, "a result does not fit");
 struct Work {  // as in conv64.py
     Map source, weights, out, gate, other;
     const bf16* bias;
-    int images, down;  // tiles of an image
+    int images, down;  // down: tiles per image
 };
 
-// Named barriers: the threads of a warpgroup; a warpgroup's turn, given by the one before it.
+// Named barriers: the threads of a warpgroup (SELF); its turn to multiply, given by the warpgroup before it (TURN).
 constexpr int SELF = 1, TURN = SELF + GROUPS;
 __device__ void give(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1) conv64(const __grid_constant__ Work work) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 weights = (u32)__cvta_generic_to_shared(memory), tiles = weights + TAPS * SQUARE;
-    const u32 boxes = tiles + TILES * TILE, nowhere = boxes + GROUPS * BOXES * BOX;  // eight lines for what is dropped
+    const u32 boxes = tiles + TILES * TILE, nowhere = boxes + GROUPS * BOXES * BOX;  // eight lines that receive discarded results
     const u32 learnt = nowhere + 8 * LINE, full = learnt + 8, empty = full + 8 * TILES;
     const u32 there = empty + 8 * TILES, spent = there + 8 * GROUPS;
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
@@ -88,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1) conv64(const 
 #pragma unroll
         for (int i = 0; i < NUMBERS; i++) sum[i] = 0;
         if (n) meet(TURN + group, 256);
-        wait(full + 8 * slot, n / TILES & 1);  // in its turn: a barrier tells odd phases from even ones, and no more
+        wait(full + 8 * slot, n / TILES & 1);  // only in its turn: a barrier distinguishes odd from even phases and nothing else
 
         settle(sum);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -96,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1) conv64(const 
         for (int tap = 0; tap < TAPS; tap++) {
             const int line = FORWARD ? tap / 3 * PADDED + tap % 3 : (2 - tap / 3) * PADDED + 2 - tap % 3;
 #pragma unroll
-            for (int k = 0; k < 4; k++)  // 16 channels: a quarter of a line, or 16 lines of the weights' transpose
+            for (int k = 0; k < 4; k++)  // 16 channels: a quarter of a line, or 16 lines of the transposed weights
                 multiply(sum, matrix(weights + tap * SQUARE + k * (FORWARD ? 32 : 16 * LINE)), matrix(tile + line * LINE + k * 32));
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -105,10 +104,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32, 1) conv64(const 
         settle(sum);
         if (lane == 0) arrive(empty + 8 * slot);
 
-        meet(SELF + group, 128);  // the result before has left
+        meet(SELF + group, 128);  // the previous result has been stored
         if (GATE || OTHER) wait(there + 8 * group, n / GROUPS & 1);
 #pragma unroll
-        for (int g = 0; g < 18; g += 2) {  // sixteen positions by sixteen channels of a warp; at the end eight of them are none
+        for (int g = 0; g < 18; g += 2) {  // 16 positions by 16 channels per warp; the last 8 positions do not exist
             const int position = 8 * g + lane / 16 * 8 + lane % 8, row = position / PADDED, column = position % PADDED;
             const bool inside = row < ROWS && column < WIDTH;
             const int line = inside ? row * WIDTH + column : lane % 8, chunk = 2 * warp + lane / 8 % 2;

@@ -1,6 +1,6 @@
-"""A 3x3 convolution of 64 channels to 64 and what follows it, on a Hopper GPU; how is told in conv64.cu.
+"""A 3x3 convolution of 64 to 64 channels with bias, sum and ReLU, on a Hopper GPU (the kernel: conv64.cu).
 
-Networks for small pictures spend a third of an attack there, and cuDNN's kernels wait for memory at that width.
+Networks for small images spend a third of an attack here, and cuDNN's kernels are bound by memory at that width.
 """
 
 import ctypes
@@ -11,13 +11,13 @@ from torch import Tensor
 from pixelpart.kernels import cuda
 from pixelpart.kernels.cuda import LINE, Map, Unsupported, image_map, weight_map
 
-CHANNELS, GROUPS, POSITIONS, LINES = 64, 3, 136, 206  # as in conv64.cu: of a tile, without and with its border
+CHANNELS, GROUPS, POSITIONS, LINES = 64, 3, 136, 206  # as in conv64.cu; pixels of a tile without and with its border
 TILE = -(-LINES * LINE // 1024) * 1024  # bytes
-REST = 9 * cuda.SQUARE + 2048  # weights, barriers, and lines for what is dropped
+REST = 9 * cuda.SQUARE + 2048  # bytes of weights, barriers, and lines that receive discarded results
 
 
-def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel is for these, and not mostly busy with what lies beside an image."""
+def supports(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel can be used, and at least 65 % of what it computes lies inside the images."""
     _, _, height, width = x.shape
     if weight.shape != (CHANNELS, CHANNELS, 3, 3) or not cuda.hopper(x.device):
         return False
@@ -26,7 +26,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def rows_of(width: int) -> int:
-    """How many rows of an image of this width are a tile; 0: none fits."""
+    """The rows of a tile for images of this width; 0 if not even one fits."""
     padded = width + 2
     if POSITIONS + 2 * padded + 2 > LINES:
         return 0
@@ -34,48 +34,48 @@ def rows_of(width: int) -> int:
 
 
 def tiles_for(boxes: int) -> int:
-    """How many tiles there is room for beside so many boxes of each warpgroup."""
+    """The number of tiles that fit into shared memory next to `boxes` boxes for each warpgroup."""
     return (cuda.ROOM - REST - GROUPS * boxes * cuda.BOX) // TILE
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None = None) -> Tensor:
-    """relu(conv(x, weight) + bias + other), padded by 1, or without a bias conv(x, weight); Unsupported if it cannot."""
+    """relu(conv(x, weight) + bias + other), padded by 1; conv(x, weight) if bias is None. May raise Unsupported."""
     return _run(1, x, weight, bias, other, None)
 
 
 def backward(grad: Tensor, weight: Tensor, rectified: Tensor | None, other: Tensor | None = None) -> Tensor:
-    """where(rectified > 0, g + other, 0), or g: what a convolution padded by 1 sends back to what it has read."""
+    """where(rectified > 0, g + other, 0) with g the input gradient of the convolution; g if rectified is None."""
     return _run(0, grad, weight, None, other, rectified)
 
 
 class Work(ctypes.Structure):
-    """What the kernel is told, as in conv64.cu."""
+    """The kernel's argument, as in conv64.cu."""
 
     _fields_ = [
         *((name, Map) for name in ("source", "weights", "out", "gate", "other")),
         ("bias", ctypes.c_void_p),
         ("images", ctypes.c_int),
         ("down", ctypes.c_int),
-        ("rest", ctypes.c_int * 12),  # to a whole number of 64 bytes
+        ("rest", ctypes.c_int * 12),  # padding to a multiple of 64 bytes
     ]
 
 
 def _run(
-    ahead: int, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, rectified: Tensor | None
+    is_forward: int, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, rectified: Tensor | None
 ) -> Tensor:
     images, _, height, width = x.shape
     rows = rows_of(width)
     for tensor in (x, weight, other, rectified):
-        if tensor is not None and not cuda.fits(tensor):
-            raise Unsupported("not bf16, channels last and aligned")
+        if tensor is not None and not cuda.readable(tensor):
+            raise Unsupported("a tensor is not bf16, channels last and aligned")
     if any(tensor is not None and tensor.shape != x.shape for tensor in (other, rectified)):
-        raise Unsupported("not one number for every pixel and channel")
+        raise Unsupported("shapes differ")
     if bias is not None and bias.dtype != torch.bfloat16:
-        raise Unsupported("a bias that is not bf16")
+        raise Unsupported("the bias is not bf16")
     tiles = tiles_for(max(1, sum(tensor is not None for tensor in (other, rectified))))
     plain = int(bias is None and rectified is None)
     settings = {
-        "FORWARD": ahead,
+        "FORWARD": is_forward,
         "PLAIN": plain,
         "OTHER": int(other is not None),
         "WIDTH": width,
@@ -84,7 +84,7 @@ def _run(
     }
     kernel = cuda.kernel("conv64", POSITIONS // 2, tuple(settings.items()), x.device)
     if kernel is None:
-        raise Unsupported("not made here")
+        raise Unsupported("kernel unavailable")
     out, box = torch.empty_like(x), (CHANNELS, width, rows, 1)
     work = Work(images=images, down=-(-height // rows), bias=None if bias is None else bias.data_ptr())
     work.source, work.weights = image_map(x, (CHANNELS, width + 2, rows + 2, 1)), weight_map(weight, CHANNELS)

@@ -1,4 +1,4 @@
-"""Kernels written in CUDA: compiled when first needed, by the compiler library that comes with torch."""
+"""CUDA kernels: compiled at first use by NVRTC, which comes with torch, and launched through the driver."""
 
 import ctypes
 import warnings
@@ -14,23 +14,23 @@ from torch import Tensor
 SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 BF16, SWIZZLE_128, PROMOTE_256 = 9, 3, 3  # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
-LINE, BOX, SQUARE = 128, 16384, 8192  # bytes, as in hopper.cuh: 64 channels, 128 pixels, weights of 64 by 64 channels
-ROOM = 227 * 1024  # bytes of shared memory that a block may have
+LINE, BOX, SQUARE = 128, 16384, 8192  # bytes of 64 channels, 128 pixels, 64 x 64 weights (as in hopper.cuh)
+ROOM = 227 * 1024  # bytes of shared memory of a block
 
 
 class Unsupported(RuntimeError):
-    """A kernel is not to be had: no library, no compiler, shapes or a device that it is not for."""
+    """Kernel unavailable: no library or compiler, or shapes or a device that it does not support."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A function on the device."""
+    """A compiled kernel on a device."""
 
     function: ctypes.c_void_p
     device: torch.device
 
     def __call__(self, blocks: int, threads: int, work: ctypes.Structure) -> None:
-        """Runs it; it may begin while what is before it ends, and has to wait for that itself."""
+        """Launches it. It may start before the previous kernel has ended and waits for that itself."""
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(work))
         with torch.cuda.device(self.device):
             early = _Attribute(id=EARLY, value=1)
@@ -38,9 +38,9 @@ class Kernel:
             launch = _Launch((blocks, 1, 1), (threads, 1, 1), ROOM, stream, ctypes.addressof(early), 1)
             _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
 
-    @cache  # noqa: B019 (kernels are kept anyway)
+    @cache  # noqa: B019 (kernels are never freed)
     def clusters(self, threads: int, size: int) -> int:
-        """How many clusters of so many blocks run at a time."""
+        """The number of clusters of `size` blocks that run at the same time."""
         count = ctypes.c_int()
         launch = _Launch((size, 1, 1), (threads, 1, 1), ROOM)
         with torch.cuda.device(self.device):
@@ -65,9 +65,9 @@ class _Launch(ctypes.Structure):  # CUlaunchConfig
 
 @cache
 def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device: torch.device) -> Kernel | None:
-    """The function `name` of the file of that name beside this one; None: not here.
+    """The kernel `name` of NAME.cu; None, with a warning, if it cannot be compiled.
 
-    A thread of it has so many numbers of a product.
+    `numbers` is the count of sums that each thread holds of a matrix product.
     """
     here = Path(__file__)
     text = product(numbers) + here.with_name("hopper.cuh").read_text() + here.with_name(f"{name}.cu").read_text()
@@ -80,18 +80,18 @@ def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device
             _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
             _check(_driver().cuFuncSetAttribute(function, SHARED, ROOM))
     except Unsupported as error:
-        warnings.warn(f"the kernel {name} cannot be made, so torch's own take its place: {error}", stacklevel=2)
+        warnings.warn(f"kernel {name} unavailable, falling back to cuDNN: {error}", stacklevel=2)
         return None
     return Kernel(function, device)
 
 
 def compiled(text: str, options: list[str]) -> bytes:
-    """The text as machine code of the device."""
+    """The source compiled to machine code."""
     library, program, size = _compiler(), ctypes.c_void_p(), ctypes.c_size_t()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), None, 0, None, None))
     try:
-        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if library.nvrtcCompileProgram(program, len(options), given):
+        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), arguments):
             _check(library.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
             log = ctypes.create_string_buffer(size.value)
             _check(library.nvrtcGetProgramLog(program, log))
@@ -105,15 +105,15 @@ def compiled(text: str, options: list[str]) -> bytes:
 
 
 class Map(ctypes.Structure):
-    """A tensor as the tensor memory accelerator sees it: where it lies, and the boxes that are fetched of it."""
+    """A tensor map for the tensor memory accelerator: address, shape, and the box that a fetch copies."""
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
 def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> Map:
-    """Of a tensor in bf16; the innermost size first, whose stride is 1 and is not given."""
+    """The map of a bf16 tensor; sizes and box from the innermost dimension on, whose stride is 1 and is left out."""
     rank, room = len(sizes), ctypes.create_string_buffer(ctypes.sizeof(Map) + 64)
-    place = -(-ctypes.addressof(room) // 64) * 64  # the driver wants it there
+    place = -(-ctypes.addressof(room) // 64) * 64  # the driver requires this alignment
     status = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(place),
         BF16,
@@ -133,20 +133,20 @@ def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Se
 
 
 def image_map(x: Tensor, box: Sequence[int]) -> Map:
-    """Of images or every other pixel of them; a box has so many channels, columns, rows and images."""
+    """The map of images, or of every other pixel of them; `box` counts channels, columns, rows and images."""
     n, channels, height, width = x.shape
     return map_of(x, (channels, width, height, n), (x.stride(3), x.stride(2), x.stride(0)), box)
 
 
 def weight_map(weight: Tensor, tall: int) -> Map:
-    """Of weights; a box has one tap of 64 channels for so many outputs."""
+    """The map of weights; a box holds one tap of 64 channels for `tall` outputs."""
     outputs, inputs, height, width = weight.shape
     taps = height * width
     return map_of(weight, (inputs, taps, outputs), (inputs, taps * inputs), (LINE // 2, 1, tall))
 
 
 def product(numbers: int) -> str:
-    """The head of a kernel's text: the tensor cores' instruction, for so many sums of a thread."""
+    """The head of a kernel's source: the tensor core instruction for `numbers` sums per thread."""
     names, registers = (", ".join(form.format(i) for i in range(numbers)) for form in ("%{}", '"+f"(d[{}])'))
     shape, rest = f"m64n{2 * numbers}k16", f"%{numbers}, %{numbers + 1}, 1, 1, 1, %{numbers + 2}, 0;"
     return (
@@ -155,8 +155,8 @@ def product(numbers: int) -> str:
     )
 
 
-def fits(tensor: Tensor) -> bool:
-    """Whether a kernel can read it: bf16, channels last and aligned."""
+def readable(tensor: Tensor) -> bool:
+    """Whether a kernel can read the tensor: bf16, channels last and aligned."""
     nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
     return nhwc and tensor.dtype == torch.bfloat16 and tensor.data_ptr() % 16 == 0
 
@@ -190,4 +190,4 @@ def _library(name: str) -> Any:
 
 def _check(status: int) -> None:
     if status:
-        raise Unsupported(f"status {status}")
+        raise Unsupported(f"CUDA status {status}")

@@ -1,7 +1,7 @@
-// What kernels for Hopper's tensor cores are made of. A pixel is a line of 128 bytes in shared memory: 64 channels in bf16.
+// Building blocks of kernels for Hopper's tensor cores. A pixel is a line of 128 bytes in shared memory: 64 channels in bf16.
 //
-// Given: FORWARD; PLAIN, without what follows a convolution; NUMBERS, that a thread has of a warpgroup's sums, and PRODUCT,
-// REGISTERS(d): the instruction that adds to them, and these as C names them.
+// Defined by the caller: FORWARD; PLAIN, the convolution without bias, ReLU and gate; NUMBERS, the sums of a warpgroup that a
+// thread holds; PRODUCT and REGISTERS(d), the instruction that adds to them and its operands.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -9,13 +9,13 @@ typedef unsigned short bf16;
 
 constexpr int LINE = 128, BOX = 128 * LINE, SQUARE = 64 * LINE;  // bytes: 64 channels; 128 pixels; weights of 64 channels
 
-constexpr bool RELU = FORWARD && !PLAIN, GATE = !FORWARD && !PLAIN;  // a gate: what the ReLU before it let through
+constexpr bool RELU = FORWARD && !PLAIN, GATE = !FORWARD && !PLAIN;  // the gate is the output of the ReLU before
 
-struct alignas(64) Map {  // a tensor as the accelerator for memory sees it
+struct alignas(64) Map {  // a tensor map for the tensor memory accelerator
     u64 words[16];
 };
 
-// Where a chunk of a line lies: their order changes from line to line, as the tensor cores want it.
+// The offset of a chunk of a line: their order changes from line to line (128-byte swizzle), as the tensor cores require.
 __device__ u32 spot(int line, int chunk) { return line * LINE + ((chunk ^ (line & 7)) << 4); }
 
 __device__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
@@ -57,23 +57,23 @@ __device__ void store(const Map& map, u32 from, int channel, int row, int image)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-__device__ void stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // what was read for it, that is
+__device__ void stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // its source has been read
 __device__ void announce(const Map& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
-// A matrix in shared memory: groups of eight lines, 1024 bytes from one to the next, 128-byte swizzle. It may begin at any
-// line: the swizzle goes by the bits of an address, here as in `spot`, so the offset of its pattern stays 0.
+// The descriptor of a matrix in shared memory: groups of eight lines, 1024 bytes apart, 128-byte swizzle. It may begin at any
+// line: the swizzle depends on address bits, here as in `spot`, so the offset of its pattern stays 0.
 __device__ u64 matrix(u32 address) { return (u64)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
 // Weights [64 x 16] times pixels [16 x 2 NUMBERS].
 __device__ void multiply(float (&d)[NUMBERS], u64 weights, u64 pixels) {
     asm volatile(PRODUCT : REGISTERS(d) : "l"(weights), "l"(pixels), "n"(FORWARD ? 0 : 1));
 }
-__device__ void settle(float (&d)[NUMBERS]) {  // the compiler is not to move them while the products run
+__device__ void settle(float (&d)[NUMBERS]) {  // keeps the compiler from moving the sums while products run
 #pragma unroll
     for (int i = 0; i < NUMBERS; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// The kernel before this one has ended, and the next one may begin, up to its own wait.
+// Waits until the previous kernel has ended, and lets the next one start, up to its own wait.
 __device__ void wait_for_others() { asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory"); }
 
 __device__ u32 pair(float low, float high) {
@@ -88,7 +88,7 @@ __device__ u32 gated(u32 both, u32 gate) {
     return (low(gate) > 0 ? both & 0xffff : 0) | (high(gate) > 0 ? both & 0xffff0000 : 0);
 }
 
-// Sixteen pixels by sixteen channels of a warp, of which a thread has two pixels for each of four groups of eight by eight.
+// 16 pixels by 16 channels of a warp; a thread holds two pixels of each of the four groups of 8 by 8.
 __device__ void read(u32 (&v)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -101,7 +101,7 @@ __device__ void write(const u32 (&v)[4], u32 at) {
                  : "memory");
 }
 
-// What becomes of two sums.
+// Two sums after ReLU or gate, as bf16.
 __device__ u32 finished(float a, float b, u32 gate) {
     const u32 both = RELU ? pair(relu(a), relu(b)) : pair(a, b);
     return GATE ? gated(both, gate) : both;

@@ -1,8 +1,8 @@
 """The first convolution, 3 channels to many, 3x3: fp32 pixels in, bf16 activations out.
 
-cuDNN has no good kernel for three channels. On a GPU each block of pixels is one matrix product of its 27 neighbours
-with the weights, in TF32 (pixels keep 11 bits; near white a step is 1/2048). The gradient goes back the same way, with
-the weights as two bf16 numbers each, 16 bits, since it arrives in bf16 already.
+cuDNN has no fast kernel for three channels. On a GPU each block of pixels is one matrix product of its 27 neighbours
+with the weights, in TF32 (pixels keep 11 bits; near white a step is 1/2048). The backward pass does the same, with each
+weight as the sum of two bf16 numbers, since the incoming gradient is bf16 already.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ BLOCK = 128
 
 @torch.library.custom_op("pixelpart::stem", mutates_args=())
 def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, ready: bool = False) -> Tensor:
-    """conv(x, weight) + bias, and ReLU if so asked, in bf16; stride 1, padding 1.
+    """conv(x, weight) + bias, with a ReLU if `relu`, in bf16; stride 1, padding 1.
 
-    `ready` says that the gradient which arrives has ReLU's own already applied (see `residual`).
+    `ready` means that the incoming gradient already includes that of the ReLU (see `residual`).
     """
-    if not _suited(x, len(weight)):
+    if not _has_kernel(x, len(weight)):
         out = F.conv2d(x, weight, bias, padding=1)
         return _nhwc((out.relu() if relu else out).to(torch.bfloat16))
     x, weight = _nhwc(x), _nhwc(weight)
@@ -41,8 +41,8 @@ def stem(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, ready: bool = Fals
 
 @torch.library.custom_op("pixelpart::stem_backward", mutates_args=())
 def stem_backward(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor:
-    """The gradient with respect to the pixels, in fp32; `output` is what came out of the ReLU, if there was one."""
-    if not _suited(grad, len(weight)):
+    """The gradient with respect to the pixels, in fp32; `output` is the output of the ReLU, if there is one."""
+    if not _has_kernel(grad, len(weight)):
         grad = grad if output is None else torch.where(output > 0, grad, 0)
         return _nhwc(F.conv_transpose2d(grad.to(weight.dtype), weight, padding=1))
     grad, weight = _nhwc(grad), _nhwc(weight)
@@ -76,9 +76,9 @@ def _(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor:
     return _like(grad, 3, torch.float32)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, weight, _, relu, ready = inputs
-    # where it is not needed, the output may be changed in place
+    # the output is saved only if needed: otherwise it may be changed in place
     ctx.save_for_backward(weight, *([output] if relu and not ready else []))
 
 
@@ -87,30 +87,18 @@ def _stem_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return stem_backward(grad, weight, output[0] if output else None), *[None] * 4
 
 
-stem.register_autograd(_stem_backward, setup_context=_remember)
+stem.register_autograd(_stem_backward, setup_context=_save)
 
 
-def suits(conv: torch.nn.Conv2d) -> bool:
+def supports(conv: torch.nn.Conv2d) -> bool:
     """Whether `stem` computes what this convolution does."""
-    plain = (conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode) == (
-        (1, 1),
-        (1, 1),
-        (1, 1),
-        1,
-        "zeros",
-    )
-    width = conv.out_channels
-    return (
-        plain
-        and conv.kernel_size == (3, 3)
-        and conv.in_channels == 3
-        and 16 <= width <= 256
-        and width & (width - 1) == 0
-    )
+    plain = conv.stride == conv.padding == conv.dilation == (1, 1) and conv.groups == 1 and conv.padding_mode == "zeros"
+    shape = conv.kernel_size == (3, 3) and conv.in_channels == 3 and conv.out_channels in (16, 32, 64, 128, 256)
+    return plain and shape
 
 
-def _suited(tensor: Tensor, channels: int) -> bool:
-    """Whether the kernels below can do it: they count what they read and write in 32 bits."""
+def _has_kernel(tensor: Tensor, channels: int) -> bool:
+    """Whether the kernels below can be used: they index in 32 bits."""
     n, _, h, w = tensor.shape
     return tensor.is_cuda and triton is not None and n * h * w * max(channels, 32) < 2**31
 
@@ -148,7 +136,7 @@ if triton is not None:
     def _parts(  # type: ignore[no-untyped-def]
         grad, output, weight, parts, pixels, channels: tl.constexpr, relu: tl.constexpr, block: tl.constexpr
     ):
-        """What each pixel's gradient adds to its 27 neighbours and channels: one product, each number read once."""
+        """What each pixel's gradient adds to its 9 neighbours in 3 channels: one product, each number read once."""
         p = tl.program_id(0) * block + tl.arange(0, block)
         o, k = tl.arange(0, channels), tl.arange(0, 32)
         at = p[:, None] * channels + o[None, :]
@@ -164,7 +152,7 @@ if triton is not None:
 
     @triton.jit
     def _gather(parts, back, pixels, h, w, block: tl.constexpr):  # type: ignore[no-untyped-def]
-        """The sum of what a pixel's neighbours send it."""
+        """The sum of the parts that belong to a pixel."""
         p = tl.program_id(0) * block + tl.arange(0, block)
         column, row = p % w, (p // w) % h
         for c in tl.static_range(3):

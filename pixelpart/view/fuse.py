@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from pixelpart import kernels  # noqa: F401 (makes torch.ops.pixelpart)
-from pixelpart.kernels.stem import suits
+from pixelpart.kernels.stem import supports as stem_supports
 from pixelpart.view.tracer import OPERATIONS
 
 CONV_RELU, CONV_ADD_RELU = torch.ops.pixelpart.conv_relu.default, torch.ops.pixelpart.conv_add_relu.default
@@ -91,7 +91,7 @@ def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, 
 
 def _fuse_first(network: fx.GraphModule, modules: dict[str, nn.Module], cast: Any) -> list[fx.Node]:
     conv = _convolution(cast.args[0], modules)
-    if conv is None or cast.args[1:] != (torch.bfloat16,) or not suits(conv):
+    if conv is None or cast.args[1:] != (torch.bfloat16,) or not stem_supports(conv):
         return []
     (user,) = cast.users if len(cast.users) == 1 else (None,)
     relu = user is not None and _is_relu(user, modules)

@@ -107,7 +107,7 @@ def test_where_it_is_not_to_be_had_others_take_its_place(monkeypatch: pytest.Mon
         asked.append(name)
 
     if made == "refused":
-        monkeypatch.setattr(conv64, "suits", lambda *_: True)
+        monkeypatch.setattr(conv64, "supports", lambda *_: True)
         monkeypatch.setattr(cuda, "kernel", no_kernel)
     torch.testing.assert_close(conv_relu(x, weight, bias, 1, 1), F.conv2d(x, weight, bias, padding=1).relu())
     torch.testing.assert_close(
@@ -149,7 +149,7 @@ def test_that_a_kernel_cannot_be_made_is_said_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda, "compiled", broken)
     monkeypatch.setattr(cuda, "_driver", lambda: SimpleNamespace(cuModuleLoadData=lambda *_: 0))
     wanted = "conv64", 68, (("FORWARD", 1),), torch.device("cpu")
-    with pytest.warns(UserWarning, match="conv64 cannot be made, so torch's own take its place: no compiler"):
+    with pytest.warns(UserWarning, match="kernel conv64 unavailable, falling back to cuDNN: no compiler"):
         assert cuda.kernel(*wanted) is None
     with warnings.catch_warnings(action="error"):
         assert cuda.kernel(*wanted) is None

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pixelpart.kernels import stem
-from pixelpart.kernels.stem import BLOCK, stem_backward, suits
+from pixelpart.kernels.stem import BLOCK, stem_backward, supports
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # images of fewer pixels than a block, of one more, of no multiple of it, of 64x64, and a batch as in training
@@ -122,7 +122,7 @@ def test_torch_finds_it_well_made(layout, device):
 
 @pytest.mark.parametrize("channels", [16, 64, 128, 256])
 def test_it_suits_a_plain_3x3_convolution_of_colours(channels):
-    assert suits(nn.Conv2d(3, channels, 3, padding=1))
+    assert supports(nn.Conv2d(3, channels, 3, padding=1))
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_it_suits_a_plain_3x3_convolution_of_colours(channels):
     ids=str,
 )
 def test_it_does_not_suit_any_other(conv):
-    assert not suits(conv)
+    assert not supports(conv)
