@@ -1,4 +1,4 @@
-"""IEEE fp32, whatever the caller has set: what a verdict is given in."""
+"""The precisions of a run, and IEEE fp32, which decides whether an image is classified correctly."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat1
 
 @contextmanager
 def ieee_fp32(device: torch.device | str = "cpu") -> Iterator[None]:
-    """Switches TF32, bf16 products and autocast off on the device, which is the current one; then all is as before."""
+    """Disables TF32, bf16 products and autocast, and makes the device current; restores the settings afterwards."""
     backends: Any = torch.backends
     kernels = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
     kernels += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
     before = [kernel.fp32_precision for kernel in kernels]
-    # torch refuses to read the older pair of switches where they disagree with the newer ones, so both are set
+    # torch refuses to read the older two settings if they contradict the newer ones, so both are set
     try:
         older = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
     except RuntimeError:

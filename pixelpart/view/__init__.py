@@ -1,1 +1,1 @@
-"""A model as an attack sees it: eval mode, no trace left on it, batch norm folded, captured on a GPU."""
+"""A model as an attack sees it: borrowed in eval mode, batch norm folded, in bf16, fused, captured."""

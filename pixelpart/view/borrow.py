@@ -1,4 +1,4 @@
-"""A model lent to an attack: eval mode and no weight gradients inside, everything as before on leaving."""
+"""A model borrowed by an attack: eval mode, no weight gradients, and no trace left on it."""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 @contextmanager
 def borrowed(model: Any) -> Iterator[Any]:
-    """The model in eval mode without weight gradients; modes and flags are put back, also after an exception."""
+    """The model in eval mode without weight gradients; modes and flags are restored, also after an exception."""
     if isinstance(model, FrozenView) or not isinstance(model, nn.Module):
         yield model
         return
@@ -32,14 +32,14 @@ def borrowed(model: Any) -> Iterator[Any]:
 
 
 class PooledLinear(NamedTuple):
-    """The weights of a linear layer behind global average pooling."""
+    """The weights of a linear layer after global average pooling."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 class Stage(NamedTuple):
-    """One half of a classifier: a structure, and the tensors that fill it."""
+    """Features or head of a classifier: a module, and the tensors to call it with."""
 
     structure: nn.Module
     weights: dict[str, Tensor]
@@ -48,7 +48,7 @@ class Stage(NamedTuple):
         return functional_call(self.structure, self.weights, (x,)) if self.weights else self.structure(x)
 
     def bound(self) -> "Stage":
-        """The same with its weights in the structure itself: a call need not put them there, and they stay as now."""
+        """The same with the weights stored in a copy of the module, which is faster to call."""
         structure = copy.deepcopy(self.structure)
         structure.load_state_dict(self.weights, strict=False, assign=True)
         return Stage(structure.requires_grad_(False), {})
@@ -56,7 +56,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class FrozenView:
-    """A view of a classifier for the attack: features, head and logits; its tensors carry no gradient history."""
+    """A classifier as an attack sees it: features, head and logits; its tensors have no gradient history."""
 
     features: Stage
     head: Stage

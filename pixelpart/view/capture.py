@@ -1,7 +1,7 @@
-"""CUDA graphs: work whose kernels are launched once and then replayed, so that the host is out of the way.
+"""CUDA graphs: kernels are recorded once and then replayed without the cost of launching them from Python.
 
-A replay runs the same kernels on the same addresses: what changes is copied into buffers beforehand, and results lie
-where they lay the last time.
+A replay runs the same kernels on the same addresses: inputs are copied into buffers first, and results are overwritten
+by the next replay.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def record(
 ) -> tuple[torch.cuda.CUDAGraph, T]:
     """The graph of the work, and what the work returns: tensors that a replay fills.
 
-    Before that it runs a few times, so that libraries choose their kernels; `between` follows these.
+    The work first runs a few times, so that libraries choose their kernels; then `between` is called.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -36,7 +36,7 @@ def record(
 
 
 class Replayed:
-    """A function of tensors, replayed from a graph for all shapes it meets; the next call overwrites its result."""
+    """A function of tensors, captured once per shape and then replayed; the next call overwrites its result."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -55,9 +55,9 @@ class Replayed:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled, whole, for the shapes it meets.
+    """The function compiled as one graph with static shapes.
 
-    torch keeps only so many compiled versions of one code object, over all runs of a process: each caller gets its own.
+    torch limits the compiled versions per code object, over all runs of a process, so each caller gets a copy.
     """
     assert isinstance(function, FunctionType)
     code, closure = function.__code__.replace(), function.__closure__

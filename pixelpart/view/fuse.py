@@ -1,7 +1,4 @@
-"""Puts each ReLU of a traced network into the convolution before it, and residual blocks into one operation each.
-
-What the operations are stands in pixelpart.kernels.
-"""
+"""The operations of pixelpart.kernels put into a traced network: convolution with ReLU, and residual blocks."""
 
 import operator
 from typing import Any
@@ -10,21 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pixelpart import kernels  # noqa: F401 (makes torch.ops.pixelpart)
+from pixelpart import kernels  # noqa: F401 (defines torch.ops.pixelpart)
 from pixelpart.kernels.stem import supports as stem_supports
-from pixelpart.view.tracer import OPERATIONS
+from pixelpart.view.trace import IN_PLACE
 
 CONV_RELU, CONV_ADD_RELU = torch.ops.pixelpart.conv_relu.default, torch.ops.pixelpart.conv_add_relu.default
 CONV = torch.ops.pixelpart.conv.default
 STEM, RESIDUAL = torch.ops.pixelpart.stem.default, torch.ops.pixelpart.residual.default
 RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
-SUMS, SUMS_IN_PLACE = (operator.add, torch.add, "add"), (OPERATIONS["iadd"], "add_")
+SUMS, SUMS_IN_PLACE = (operator.add, torch.add, "add"), (IN_PLACE["iadd"], "add_")
 
 
 def fuse_relus(network: fx.GraphModule) -> None:
-    """relu(conv(x)) and relu(conv(x) + other) become one operation each, where nothing else reads what is between.
+    """Makes one operation of relu(conv(x)) and of relu(conv(x) + other) if nothing else reads the values in between.
 
-    The first convolution, whose output is cast to bf16, becomes `stem`, also without a ReLU.
+    The first convolution, whose output is cast to bf16, becomes `stem`, with or without a ReLU.
     """
     modules = dict(network.named_modules())
     replaced: list[fx.Node] = []
@@ -33,14 +30,14 @@ def fuse_relus(network: fx.GraphModule) -> None:
             replaced += _fuse_first(network, modules, node)
         elif _is_relu(node, modules):
             replaced += _fuse_relu(network, modules, node)
-    # These alone, not all dead code: an operation in place counts though nothing reads what it returns.
+    # Not `eliminate_dead_code`: an in-place operation has an effect even if nothing reads its result.
     for node in replaced:
         network.graph.erase_node(node)
     fuse_blocks(network)
 
 
 def own_convolutions(network: fx.GraphModule) -> None:
-    """Convolutions of 3x3 without a bias become an operation of pixelpart.kernels, with gradients of both inputs."""
+    """Replaces 3x3 convolutions without bias by `kernels.conv`, which has gradients of input and weight."""
     modules = dict(network.named_modules())
     for node in list(network.graph.nodes):
         conv = modules.get(str(node.target)) if node.op == "call_module" else None
@@ -55,15 +52,14 @@ def own_convolutions(network: fx.GraphModule) -> None:
 
 
 def fuse_blocks(network: fx.GraphModule) -> None:
-    """relu(conv(relu(conv(x))) + x), where x may pass through a 1x1 convolution, becomes one operation.
+    """Makes one operation of relu(conv(relu(conv(x))) + x), where x may pass through a 1x1 convolution.
 
-    Then gradients meet inside of it, and the ReLU before it can be part of the kernel that adds them.
+    Its two gradients are then added inside the operation, by a kernel that also applies that of the ReLU before it.
     """
     modules = dict(network.named_modules())
     for node in list(network.graph.nodes):
         if node.target is CONV_ADD_RELU and (found := _block(node, modules)) is not None:
-            shortcut, spent = found
-            _replace_block(network, node, shortcut, spent)
+            _replace_block(network, node, *found)
     for node in network.graph.nodes:
         if node.target in (RESIDUAL, STEM):
             (out,) = node.users if node.target is RESIDUAL else (node,)
@@ -72,12 +68,12 @@ def fuse_blocks(network: fx.GraphModule) -> None:
 
 
 def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, list[fx.Node]] | None:
-    """The shortcut's convolution, if there is one, and the nodes that the operation stands for; None: no such block."""
+    """The shortcut's convolution or None, and the nodes of the block that ends here; None if there is no block."""
     inner, second, _, other, *settings = last.args
     if inner.target is not CONV_RELU or len(inner.users) != 1 or settings != [1, 1]:
         return None
     x, first, _, stride, padding = inner.args
-    if padding != 1 or not set(x.users) <= {inner, other, last}:  # who else reads it may change it in place
+    if padding != 1 or not set(x.users) <= {inner, other, last}:  # another reader might change x in place
         return None
     first, second = (modules[weight.target.removesuffix(".weight")] for weight in (first, second))
     if other is x and stride == 1:
@@ -85,8 +81,8 @@ def _block(last: Any, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d | None, 
     conv = _convolution(other, modules)
     if conv is None or other.args[0] is not x or conv.out_channels != second.out_channels:
         return None
-    fits = conv.kernel_size == (1, 1) and conv.stride == (stride, stride) and conv.padding == (0, 0)
-    return (conv, [last, inner, other]) if fits else None
+    is_shortcut = conv.kernel_size == (1, 1) and conv.stride == (stride, stride) and conv.padding == (0, 0)
+    return (conv, [last, inner, other]) if is_shortcut else None
 
 
 def _fuse_first(network: fx.GraphModule, modules: dict[str, nn.Module], cast: Any) -> list[fx.Node]:
@@ -104,7 +100,7 @@ def _fuse_relu(network: fx.GraphModule, modules: dict[str, nn.Module], relu: Any
     if (conv := _convolution(source, modules)) is not None:
         return _replace(network, [relu, source], CONV_RELU, conv.stride[0], conv.padding[0])
     if source.target in SUMS + SUMS_IN_PLACE and len(source.args) == 2 and not source.kwargs and len(source.users) == 1:
-        # What is changed in place may be read elsewhere: it has to be the convolution, which is not.
+        # A tensor that is changed in place may be read elsewhere, unless it is the convolution's output.
         for part, other in (source.args, source.args[::-1])[: 1 if source.target in SUMS_IN_PLACE else 2]:
             if (conv := _convolution(part, modules)) is not None and isinstance(other, fx.Node) and other is not part:
                 return _replace(network, [relu, source, part], CONV_ADD_RELU, other, conv.stride[0], conv.padding[0])
@@ -112,16 +108,16 @@ def _fuse_relu(network: fx.GraphModule, modules: dict[str, nn.Module], relu: Any
 
 
 def _replace(network: fx.GraphModule, nodes: list[Any], operation: Any, *rest: Any) -> list[fx.Node]:
-    """One call of the operation in the place of the nodes, which come last first and end with the convolution."""
+    """Replaces the nodes by one call of the operation; they are listed from the last one back to the convolution."""
     conv = nodes[-1]
-    with network.graph.inserting_before(nodes[-2]):  # where the last of its inputs is read
+    with network.graph.inserting_before(nodes[-2]):  # where the last of its inputs was read
         weight, bias = (network.graph.get_attr(f"{conv.target}.{name}") for name in ("weight", "bias"))
         call = network.graph.call_function(operation, (conv.args[0], weight, bias, *rest))
     nodes[0].replace_all_uses_with(call)
     return nodes
 
 
-def _replace_block(network: fx.GraphModule, last: Any, shortcut: nn.Conv2d | None, spent: list[fx.Node]) -> None:
+def _replace_block(network: fx.GraphModule, last: Any, shortcut: nn.Conv2d | None, nodes: list[fx.Node]) -> None:
     inner, second, second_bias, other, *_ = last.args
     x, first, first_bias, stride, _ = inner.args
     with network.graph.inserting_before(last):
@@ -132,35 +128,33 @@ def _replace_block(network: fx.GraphModule, last: Any, shortcut: nn.Conv2d | Non
         pair = network.graph.call_function(RESIDUAL, args)
         out = network.graph.call_function(operator.getitem, (pair, 0))
     last.replace_all_uses_with(out)
-    for node in spent:
+    for node in nodes:
         network.graph.erase_node(node)
 
 
 def _is_rectified(node: Any) -> bool:
-    """Whether the node is what came out of a ReLU."""
+    """Whether the node is the output of a ReLU."""
     if node.target is operator.getitem:
         return getattr(node.args[0], "target", None) is RESIDUAL
     return node.target in (CONV_RELU, CONV_ADD_RELU) or (node.target is STEM and node.args[3] is True)
 
 
 def _convolution(node: Any, modules: dict[str, nn.Module]) -> nn.Conv2d | None:
-    """The node's convolution, if it is one that the operations can stand for and only one node reads it."""
+    """The node's convolution if the operations can compute it and only one node reads it, else None."""
     conv = modules.get(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
     if not isinstance(conv, nn.Conv2d) or conv.bias is None or len(node.users) != 1 or isinstance(conv.padding, str):
         return None
-    if not node.args:  # its input is given by name
-        return None
-    return conv if _is_plain(conv) else None
+    return conv if node.args and _is_plain(conv) else None  # no args: the input is passed by keyword
 
 
 def _is_plain(conv: nn.Conv2d) -> bool:
-    """Whether it does the same in both directions, and nothing out of the way."""
+    """Whether stride and padding are square, with no dilation, groups or padding mode."""
     plain = conv.dilation == (1, 1) and conv.groups == 1 and conv.padding_mode == "zeros"
     return plain and conv.stride[0] == conv.stride[1] and conv.padding[0] == conv.padding[1]
 
 
 def _is_relu(node: Any, modules: dict[str, nn.Module]) -> bool:
-    if not node.args:  # its input is given by name
+    if not node.args:  # the input is passed by keyword
         return False
     if node.op == "call_module":
         return isinstance(modules[node.target], nn.ReLU)

@@ -1,11 +1,8 @@
-"""Views of a classifier, in fp32 or bf16: what the attack differentiates, and what the training pass computes.
+"""Views of a classifier: the network that an attack differentiates, and the training pass, in fp32 or bf16.
 
-`Folding(model)` traces a classifier once; each call then gives a `FrozenView` of the weights as they are now, made of
-tensor operations only, so that it can be part of a compiled or captured training step. `TrainingView(model)` is the
+`Folding(model)` traces a classifier once; each call then returns a `FrozenView` of its current weights. A call consists
+of tensor operations only, so it can be part of a compiled or captured training step. `TrainingView(model)` does the
 same for the training pass: live weights, train mode.
-
-Both may compute in bf16. Pixels and the first convolution stay fp32, since near white bf16 has steps of 1/256 and would
-turn +7.5/255 into +7 and -7.5/255 into -8; what follows is bf16, and so are copies of the weights; the head is fp32.
 """
 
 import copy
@@ -20,35 +17,98 @@ from pixelpart.errors import UserError, choose
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.view.borrow import FrozenView, PooledLinear, Stage
 from pixelpart.view.capture import compiled
-from pixelpart.view.fuse import STEM
-from pixelpart.view.trace import Called, Traced, Untraceable, tensors_of
+from pixelpart.view.fold import Folds, fold_batch_norm, folded_weights
+from pixelpart.view.narrow import narrow, widen
+from pixelpart.view.trace import Untraceable, tensors_of, trace
+
+
+class Traced:
+    """One method of a classifier as a graph, and how to fill it with the classifier's weights."""
+
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        method: str,
+        *,
+        fold: bool,
+        dtype: torch.dtype | None = None,
+        from_bf16: bool = False,
+        fuse: bool = False,
+        own: bool = False,
+    ) -> None:
+        self.structure = trace(copy.deepcopy(skeleton), method)  # a copy: folding changes its modules
+        self._folds = fold_batch_norm(self.structure) if fold else Folds([], [])
+        self._narrowed = narrow(self.structure, dtype) if dtype is not None else {}
+        if from_bf16:
+            widen(self.structure)
+        if fuse or own:
+            from pixelpart.view.fuse import (
+                fuse_relus,
+                own_convolutions,
+            )  # late: `import pixelpart.attacks` loads no kernels
+
+            if fuse:
+                fuse_relus(self.structure)
+            if own:
+                own_convolutions(self.structure)
+        self.structure.graph.lint()
+        self.structure.delete_all_unused_submodules()
+        self.structure.recompile()
+        self._names = list(tensors_of(self.structure))
+
+    def fill(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the graph, from the tensors of the model."""
+        made = folded_weights(self._folds, live)
+        full = {name: made[name] if name in made else live[name] for name in self._names}
+        return {name: tensor.to(self._narrowed.get(name, tensor.dtype)) for name, tensor in full.items()}
+
+
+class Untraced:
+    """One method of a classifier, called as it is on a copy without weights."""
+
+    def __init__(self, skeleton: nn.Module, method: str) -> None:
+        self.structure = _Method(skeleton, method)
+        # without duplicates: a module with two names is filled once
+        self._names = [name for name, _ in (*skeleton.named_parameters(), *skeleton.named_buffers())]
+
+    def fill(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"model.{name}": live[name] for name in self._names}
+
+
+class _Method(nn.Module):
+    def __init__(self, model: nn.Module, method: str) -> None:
+        super().__init__()
+        self.model, self.method = model, method
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self.model, self.method)(x)
 
 
 class Folding:
-    """Calling it gives the model's `FrozenView` view at its present weights.
+    """Calling it returns the `FrozenView` of the model at its current weights.
 
-    `folded` says whether the structure could be read (by torch.fx) and batch norm folded; a model whose forward pass
-    branches on its input, or one with hooks, is used as it is, in eval mode and its own precision: the same numbers,
-    only slower. With `fuse`, convolution and ReLU are one operation of pixelpart.kernels: fewer passes over memory, and
-    gradients with respect to images alone.
+    `folded` says whether torch.fx could trace the model, so that batch norm is folded. A model whose forward pass
+    branches on its input, or one with hooks, is used as it is, in eval mode and its own precision: same numbers, but
+    slower. With `fuse`, convolution and ReLU are one operation of pixelpart.kernels: fewer passes over memory, and
+    gradients with respect to images only.
     """
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype | None = None, fuse: bool = False) -> None:
         self.model = model
         skeleton = copy.deepcopy(model).eval().to("meta")
-        self._features: Traced | Called
-        self._head: Traced | Called
+        self._features: Traced | Untraced
+        self._head: Traced | Untraced
         try:
             self._features = Traced(skeleton, "features", fold=True, dtype=dtype, fuse=fuse)
-            self._head = Traced(skeleton, "head", fold=True, widen=dtype is not None)
+            self._head = Traced(skeleton, "head", fold=True, from_bf16=dtype is not None)
         except Untraceable:
-            self._features, self._head = Called(skeleton, "features"), Called(skeleton, "head")
+            self._features, self._head = Untraced(skeleton, "features"), Untraced(skeleton, "head")
         self.folded = isinstance(self._features, Traced)
         self._fill: Callable[..., Any] = self._fill_both
 
     @torch.no_grad()
     def __call__(self, other: nn.Module | None = None) -> FrozenView:
-        """The view of this model, or of another with the same structure."""
+        """The view of this model, or of another one with the same structure."""
         model = other or self.model
         features, head = self._fill({name: tensor.detach() for name, tensor in tensors_of(model).items()})
         linear = getattr(model, "pooled_linear", None)
@@ -60,7 +120,7 @@ class Folding:
         return self._features.fill(live), self._head.fill(live)
 
     def compile(self) -> None:
-        """From now on the folding itself is a few kernels instead of a few for every layer."""
+        """Compiles the folding, so that it runs a few kernels in total instead of a few per layer."""
 
         def fill(live: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             return self._fill_both(live)
@@ -73,25 +133,26 @@ class Folding:
 
 
 def search_view(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False) -> FrozenView | None:
-    """A view of any module on images, folded, for a search through it; None if its structure cannot be read.
+    """The folded view of any module on images, at its current weights; None if torch.fx cannot trace it.
 
-    With a narrower dtype all but the first convolution and the last linear layer is computed in it.
+    With a dtype, everything but the first convolution and the last linear layer is computed in it.
     """
     if not isinstance(model, nn.Module):
         return None
     split = hasattr(model, "features") and hasattr(model, "head") and hasattr(model, "pooled_linear")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, at the copy of what torch.export has made
+            warnings.simplefilter("ignore", FutureWarning)  # of torch, when it copies a module made by torch.export
             folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
-    except Exception:  # a module that cannot be copied: there may be a lock in it, or a tensor with a history
+    except Exception:  # a module that cannot be copied: it may hold a lock, or a tensor with gradient history
         return None
     if not folding.folded:
         return None
     view = folding()
     features = view.features.bound()
     assert isinstance(features.structure, fx.GraphModule)
-    if any(node.target is STEM for node in features.structure.graph.nodes):  # channels last, so the rest is to be too
+    # The stem's output is channels last, and the convolutions after it are fastest if their weights are too.
+    if fuse and any(node.target is torch.ops.pixelpart.stem.default for node in features.structure.graph.nodes):
         for module in features.structure.modules():
             if isinstance(module, nn.Conv2d):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -99,24 +160,23 @@ def search_view(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = Fa
 
 
 def view_in(model: Any, search: str, x: Tensor) -> Any:
-    """What a search for x in this precision goes through: in fp32 the model itself, in bf16 a view of it."""
+    """The network to attack in this precision: in fp32 the model itself, in bf16 a view of it."""
     dtype = choose(PRECISIONS, search, "search")
     if dtype is None or isinstance(model, FrozenView):
         return model
     view = search_view(model, dtype=dtype, fuse=x.is_cuda)
     if view is None:
-        raise UserError(f"the model's structure cannot be read, so there is no search in {search}; choose fp32")
+        raise UserError(f"torch.fx cannot trace this model, so there is no search in {search}; choose fp32")
     try:
         view(x[:1])
     except RuntimeError as error:  # a layer that does not take this type
-        raise UserError(
-            f"the model cannot be computed in {search}, choose fp32: {str(error).splitlines()[0]}"
-        ) from None
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the model cannot be computed in {search}, choose fp32: {reason}") from None
     return view
 
 
 class _Unsplit(nn.Module):
-    """A module without features and head, as if it were all features."""
+    """A module without features and head, as a classifier whose features are its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -130,17 +190,17 @@ class _Unsplit(nn.Module):
 
 
 class TrainingView:
-    """The logits of a classifier in train mode, computed in bf16 behind the first convolution from its fp32 weights.
+    """The logits of a classifier in train mode, computed in bf16 after the first convolution from its fp32 weights.
 
-    Gradients reach the model's own parameters, and batch norm's statistics are the model's own. A model whose structure
-    cannot be read raises Untraceable. With `own`, convolutions are operations of pixelpart.kernels.
+    Gradients reach the model's own parameters, and batch norm updates the model's own statistics. Raises Untraceable if
+    torch.fx cannot trace the model. With `own`, convolutions are operations of pixelpart.kernels.
     """
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype, own: bool = False) -> None:
         self.model = model
         skeleton = copy.deepcopy(model).train().to("meta")
         self._features = Traced(skeleton, "features", fold=False, dtype=dtype, own=own)
-        self._head = Traced(skeleton, "head", fold=False, widen=True)
+        self._head = Traced(skeleton, "head", fold=False, from_bf16=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         live = tensors_of(self.model)

@@ -153,7 +153,7 @@ def test_a_search_that_cannot_be_is_told(make_net, make_batch):
     x, y, budget = make_batch()
     with pytest.raises(UserError, match="unknown search 'fp8'; choose from bf16, fp32"):
         pgd(make_net(), x, y, budget, step_size=0.1, steps=1, search="fp8")
-    with pytest.raises(UserError, match="cannot be read, so there is no search in bf16; choose fp32"):
+    with pytest.raises(UserError, match="cannot trace this model, so there is no search in bf16; choose fp32"):
         pgd(lambda z: z.flatten(1)[:, :5], x, y, budget, step_size=0.1, steps=1, search="bf16")
     half = nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(), nn.Flatten(), nn.Linear(4 * x[0, 0].numel(), 5))
     for attack in (pgd, mma):

@@ -1,4 +1,4 @@
-"""The kernels of conv3x3.cu and conv64.cu by plain means, from what they are told: boxes fetched, multiplied, stored."""
+"""conv3x3.cu and conv64.cu emulated in torch from the arguments of a launch: boxes fetched, multiplied, stored."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ PROCESSORS = 132
 
 
 class Emulated:
-    """In the driver's and the kernels' place: maps are numbers of views, and a launch is carried out here."""
+    """Replaces the driver and the kernels: a map is the number of a view, and a launch computes its result here."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.views: list[tuple[Tensor, Sequence[int]]] = []  # innermost size first, as the box
@@ -24,7 +24,7 @@ class Emulated:
         monkeypatch.setattr(cuda, "processors", lambda device: PROCESSORS)
 
     def map_of(self, tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> cuda.Map:
-        assert all(stride * tensor.element_size() % 16 == 0 for stride in strides)  # what the driver asks for
+        assert all(stride * tensor.element_size() % 16 == 0 for stride in strides)  # required by the driver
         assert all(0 < side <= 256 for side in box)
         assert box[0] * tensor.element_size() == cuda.LINE
         view = tensor.as_strided(tuple(sizes), (1, *strides), tensor.storage_offset())
@@ -50,7 +50,7 @@ class Emulated:
     # -- memory
 
     def fetch(self, made: cuda.Map, *corner: int) -> Tensor:
-        """The box that begins there, in fp64; zeros outside."""
+        """The box at this corner, in fp64; zeros outside."""
         view, box = self.views[made.words[0] - 1]
         out = torch.zeros(tuple(box), dtype=torch.float64)
         inside = [range(max(0, -c), min(b, size - c)) for c, b, size in zip(corner, box, view.shape, strict=True)]
@@ -81,7 +81,7 @@ class Emulated:
     # -- the kernels
 
     def conv3x3(self, settings: dict[str, int], work: conv3x3.Work) -> None:
-        ahead, chunks, pieces = settings["FORWARD"], settings["CHUNKS"], settings["PIECES"]
+        forward, chunks, pieces = settings["FORWARD"], settings["CHUNKS"], settings["PIECES"]
         for kind in range(work.kinds):
             for tile in range(work.tiles * work.across):
                 first = tile % work.across * chunks * 64  # channel of the results
@@ -99,7 +99,7 @@ class Emulated:
                     for source, weights, tap, chunk in reads:
                         pixels = self.fetch(source, 64 * chunk, tap.right, row + tap.down, image)
                         assert pixels.numel() * 2 == work.bytes
-                        if ahead:
+                        if forward:
                             matrix = self.fetch(weights, 64 * chunk, tap.weight, first)[:, 0].T
                         else:
                             parts = [
@@ -114,22 +114,22 @@ class Emulated:
                         part = part + shift[:, None, None, None]
                         if settings["OTHER"]:
                             part = part + self.fetch(work.other, *at)
-                        gate = None if ahead or settings["PLAIN"] else self.fetch(work.gate[kind], *at)
+                        gate = None if forward or settings["PLAIN"] else self.fetch(work.gate[kind], *at)
                         self.store(work.out[kind], self.finished(settings, part, gate), *at)
 
     def conv64(self, settings: dict[str, int], work: conv64.Work) -> None:
-        ahead, rows, width = settings["FORWARD"], settings["ROWS"], settings["WIDTH"]
+        forward, rows, width = settings["FORWARD"], settings["ROWS"], settings["WIDTH"]
         matrices = [self.fetch(work.weights, 0, tap, 0)[:, 0] for tap in range(9)]
         for tile in range(work.images * work.down):
             at = (0, 0, tile % work.down * rows, tile // work.down)
             lines = self.fetch(work.source, 0, -1, at[2] - 1, at[3])[..., 0]
             total = 0
             for tap, matrix in enumerate(matrices):
-                down, right = divmod(tap if ahead else 8 - tap, 3)
+                down, right = divmod(tap if forward else 8 - tap, 3)
                 pixels = lines[:, right : right + width, down : down + rows]
-                total = total + torch.einsum("io,iwh->owh" if ahead else "oi,iwh->owh", matrix, pixels)
+                total = total + torch.einsum("io,iwh->owh" if forward else "oi,iwh->owh", matrix, pixels)
             total = total[..., None] + self.numbers_at(work.bias, 0, 64)[:, None, None, None]
             if settings["OTHER"]:
                 total = total + self.fetch(work.other, *at)
-            gate = None if ahead or settings["PLAIN"] else self.fetch(work.gate, *at)
+            gate = None if forward or settings["PLAIN"] else self.fetch(work.gate, *at)
             self.store(work.out, self.finished(settings, total, gate), *at)
