@@ -6,8 +6,8 @@ from pixelpart import masks
 from pixelpart.bench import REPEATS, baselines
 from pixelpart.bench.attack import random_batch, views
 from pixelpart.bench.timing import Report, Say, arithmetic, compare, machine
-from pixelpart.config import EPS_LOW
 from pixelpart.config import DEFAULT_EPS as EPS
+from pixelpart.config import EPS_LOW
 from pixelpart.runtime.device import choose_device
 from pixelpart.types import BudgetMap, Images
 from pixelpart.view.views import Folding

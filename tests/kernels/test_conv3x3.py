@@ -190,7 +190,9 @@ def assert_it_is_a_block(case: tuple[int, ...], device: str) -> None:
     extra = Extra(other, shortcut, None)
     mine = conv3x3.backward(x, first, fine_act.relu(), stride=2, extra=extra)
     assert_rounded_once(mine, expected_back(x, first, fine_act.relu(), None, 2, extra))
-    assert_rounded_once(conv3x3.forward(fine, first, None, stride=2), F.conv2d(fine.double(), first.double(), None, 2, 1))
+    assert_rounded_once(
+        conv3x3.forward(fine, first, None, stride=2), F.conv2d(fine.double(), first.double(), None, 2, 1)
+    )
     back = F.conv_transpose2d(x.double(), first.double(), None, 2, 1, 1)
     assert_rounded_once(conv3x3.backward(x, first, None, stride=2), back)
 
