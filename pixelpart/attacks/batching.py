@@ -1,8 +1,7 @@
-"""Runs a search over many samples: a batch that is always full, out of which a sample goes as soon as it is settled.
+"""Continuous batching of a search: a sample leaves the batch once it is settled, and a waiting one takes its place.
 
-A try is one run of the search at one sample: (sample number, number of the try). Tries wait in line; as rows of the
-batch become free, the next ones take their places, whatever step the other rows are at. On a GPU the step is a graph,
-one for each of a few batch sizes.
+A try is one run of a search on one sample. Rows of the batch may be at different steps. On a GPU the step is a CUDA
+graph, one for each of a few batch sizes.
 """
 
 import math
@@ -10,84 +9,106 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pixelpart.attacks.search import Search, State, wide
-from pixelpart.types import Flags, Images, Model
+from pixelpart.attacks.ball import inside
+from pixelpart.attacks.search import Search, State, is_correct, numbered, targets_of, wide
+from pixelpart.draws import keys as keys_of
+from pixelpart.types import Flags, Images, Labels, Logits, Model
 from pixelpart.view import capture
 
-Try = tuple[int, int]  # sample, number of the try
-Rows = Callable[[list[Try]], State]  # what `search.begin` makes of these tries
-Confirm = Callable[[list[Try], Images], Flags]  # whether the model itself errs on these images, inside the ball
-Settle = Callable[[Try, bool], None]  # a try that is over, and whether it broke its sample
+Say = Callable[[str], None]
+BatchOf = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers -> images, labels and budgets
 
-SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batches for which there are graphs, in shares of `slots`
+SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batch sizes with a graph, as fractions of `slots`
 JUDGED = ("x_adv", "margin", "hit", "step")
-WORTH = 150_000  # steps of a row that a smaller graph has to save: by estimate, making one takes as long
-LOOKS = 20  # in a try on a GPU, at which the host waits for the device to see what is settled
-AHEAD = 16  # steps that a row may leap at once, while there are fewer rows than slots
+WORTH = 150_000  # row-steps that a smaller graph has to save: by estimate, capturing one takes as long
+LOOKS = 20  # times per try at which the host waits for a GPU to see what is settled
+AHEAD = 16  # most steps that a row may leap at once, while there are fewer rows than slots
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """`Sweep(search, net, ...)(tries, settle)`: every try until its sample is broken; returns the broken samples.
+class Try(NamedTuple):
+    """One run of one search on one sample; the number counts targets and restarts."""
 
-    What the searched model takes for an error counts if `confirm` does. So does the best image of a try that has come
-    to its end.
+    search: str
+    sample: int
+    number: int
+
+
+@dataclass
+class Samples:
+    """The samples under attack, by number: how a try starts, and whether an image breaks the model.
+
+    The draws of a try depend only on the seed, the search's name, the sample and the number of the try.
     """
 
-    search: Search
-    net: Model
-    begin: Rows
-    confirm: Confirm
-    slots: int
-    say: Callable[[str], None] = lambda line: None
+    batch_of: BatchOf
+    clean_logits: Logits
+    model: Model
+    seed: int
 
-    @torch.no_grad()
-    def __call__(self, tries: Sequence[Try], settle: Settle = lambda one, broken: None) -> set[int]:
-        broken: set[int] = set()
-        slots = _even(len(tries), self.slots)
-        step = Step(self.search, self.net, self.slots, self.say)
-        waiting = _unbroken(tries, broken)
-        rows: list[Try] = []
-        state: State | None = None
-        while True:
-            new = list(islice(waiting, slots - len(rows)))
-            if new:
-                state = _joined(state, self.begin(new))
-                rows = rows + new
-            if state is None or not rows:
-                return broken
-            state = step(state)
-            left = self._look(rows, state, broken, settle)
-            rows = [rows[i] for i in left]
-            if len(left) < len(state["step"]):
-                index = torch.tensor(left, dtype=torch.long, device=state["step"].device)
-                state = {name: tensor[index] for name, tensor in state.items()}
+    def begin(self, search: Search, tries: Sequence[Try]) -> State:
+        """The search's state at its first step; all tries are of this search."""
+        rows = torch.tensor([(one.sample, one.number) for one in tries], device=self.clean_logits.device)
+        samples, numbers = rows.unbind(1)
+        x, y, budget = self.batch_of(samples)
+        target = targets_of(self.clean_logits[samples], y, numbers // search.restarts) if search.targets else y
+        keys = numbered(keys_of(self.seed, f"attack/{tries[0].search}", samples, numbers), numbers, search.restarts)
+        return search.begin(x, y, budget, keys, target)
 
-    def _look(self, rows: list[Try], state: State, broken: set[int], settle: Settle) -> list[int]:
-        """The rows that go on, after those that seem broken or are at their end have been judged."""
-        over = state["step"] >= self.search.steps
-        hit, over_too = torch.stack((state["hit"], over)).cpu().tolist()
-        asked = [i for i in range(len(rows)) if hit[i] or over_too[i]]
-        if asked:
-            index = torch.tensor(asked, device=over.device)
-            verdicts = self.confirm([rows[i] for i in asked], state["x_adv"][index]).tolist()
+    def broken_by(self, x_adv: Images, search: Search, tries: Sequence[Try]) -> Flags:
+        """Where the model errs on x_adv and x_adv is inside the budget."""
+        x, y, budget = self.batch_of(torch.tensor([one.sample for one in tries], device=self.clean_logits.device))
+        return ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
+
+
+def run_tries(
+    search: Search, view: Model, samples: Samples, tries: Sequence[Try], *, slots: int, say: Say = lambda line: None
+) -> Iterator[tuple[Try, bool]]:
+    """Yields each settled try, and whether it broke its sample; the remaining tries of a broken sample are dropped.
+
+    The search goes through `view`. Where it finds an error, and at the end of a try, `samples` decides.
+    """
+    broken: set[int] = set()
+    size = _even(len(tries), slots)
+    advance = Stepper(search, view, slots, say)
+    waiting = (one for one in tries if one.sample not in broken)
+    rows: list[Try] = []
+    state: State = {}
+    while True:
+        new = list(islice(waiting, size - len(rows)))
+        if new:
+            begun = samples.begin(search, new)
+            state = {name: torch.cat((state[name], more)) for name, more in begun.items()} if state else begun
+            rows = rows + new
+        if not rows:
+            return
+        state = advance(state)
+        hit, ended = torch.stack((state["hit"], state["step"] >= search.steps)).cpu().tolist()
+        checked = [i for i in range(len(rows)) if hit[i] or ended[i]]
+        if checked:
+            index = torch.tensor(checked, device=state["step"].device)
+            verdicts = samples.broken_by(state["x_adv"][index], search, [rows[i] for i in checked]).tolist()
             state["hit"][index] = False
-            for i, wrong in zip(asked, verdicts, strict=True):
-                if wrong:
-                    broken.add(rows[i][0])
-                if wrong or over_too[i]:
-                    settle(rows[i], wrong)
-        return [i for i, (sample, _) in enumerate(rows) if not over_too[i] and sample not in broken]
+            for i, errs in zip(checked, verdicts, strict=True):
+                if errs:
+                    broken.add(rows[i].sample)
+                if errs or ended[i]:
+                    yield rows[i], errs
+        left = [i for i, one in enumerate(rows) if not ended[i] and one.sample not in broken]
+        rows = [rows[i] for i in left]
+        if len(left) < len(state["step"]):
+            index = torch.tensor(left, dtype=torch.long, device=state["step"].device)
+            state = {name: tensor[index] for name, tensor in state.items()}
 
 
-class Step:
+class Stepper:
     """A few steps of a search at once: on a GPU from a graph, elsewhere one plain step."""
 
-    def __init__(self, search: Search, net: Model, slots: int, say: Callable[[str], None]) -> None:
+    def __init__(self, search: Search, net: Model, slots: int, say: Say) -> None:
         self.search, self.net, self.slots, self.say = search, net, slots, say
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, State]] = {}
         self._plain = False
@@ -174,18 +195,9 @@ def timed_algorithms(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _unbroken(tries: Sequence[Try], broken: set[int]) -> Iterator[Try]:
-    """The tries in their order; one whose sample is broken by the time its turn comes is passed over."""
-    return (one for one in tries if one[0] not in broken)
-
-
 def _even(tries: int, slots: int) -> int:
     """The least number of rows that needs no more turns than `slots` would: the last turn is then full as well."""
     return max(1, math.ceil(tries / max(1, math.ceil(tries / slots))))
-
-
-def _joined(state: State | None, more: State) -> State:
-    return more if state is None else {name: torch.cat((tensor, more[name])) for name, tensor in state.items()}
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:

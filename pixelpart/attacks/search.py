@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pixelpart.attacks.ball import check, project, seeded
+from pixelpart.attacks.ball import check, seeded
 from pixelpart.draws import Keys
 from pixelpart.errors import UserError
 from pixelpart.losses import margin, without
@@ -21,9 +21,6 @@ from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 from pixelpart.view.borrow import FrozenView, borrowed
 
 State = dict[str, Tensor]
-
-LENGTHS = (1, 1 / 2, 1 / 4)  # of the budget, by which a gradient is followed to see whether it leads anywhere
-GAIN = 0.2  # share of what it tells that one of them has to bring: 0.6 and more on honest networks, under 0.1 astray
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Search:
     A sample that is not broken is tried again with other keys, `restarts` times for each of the `targets` most likely
     wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
     The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius. With less than `fewest` classes
-    it has nothing to climb. A `blind` one is kept for samples at which the margin's gradient leads nowhere.
+    it has nothing to climb.
 
     Where most steps change nothing there may be a `leap(net, state, ahead)`: for each row so many steps at once, or as
     many as it takes to change the image.
@@ -46,7 +43,6 @@ class Search:
     restarts: int = 1
     norm: str = "linf"
     fewest: int = 2
-    blind: bool = False
     leap: Callable[[Model, State, int], State] | None = None
 
     def __post_init__(self) -> None:
@@ -94,28 +90,14 @@ def keep(state: State, x_new: Images, logits: Logits, inside: Flags | None = Non
     }
 
 
-def says_nothing(grads: Images) -> Flags:
-    """Where a gradient has no entry that is finite and not zero: whoever follows it stands still."""
+def is_correct(logits: Logits, y: Labels) -> Flags:
+    """Where the label's logit is the largest; False where a logit is NaN."""
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
+
+
+def has_no_direction(grads: Images) -> Flags:
+    """Where every entry of the gradient is zero or not finite: an attack cannot follow it."""
     return ~(grads.isfinite() & (grads != 0)).flatten(1).any(1)
-
-
-def leads_nowhere(net: Model, x: Images, y: Labels, budget: Tensor) -> Flags:
-    """Where no step along the sign of the margin's gradient g brings GAIN of what g tells, or g says nothing.
-
-    m(x_t) - m(x) < GAIN (x_t - x) . g for each t in LENGTHS; x_t is x + t budget sign(g), in [0,1].
-    """
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        here = margin(net(x).double(), y)
-        (grads,) = torch.autograd.grad(here.sum(), x)
-    x, here, grads = x.detach(), here.detach(), grads.where(grads.isfinite(), 0)
-    nowhere = torch.ones_like(y, dtype=torch.bool)
-    with torch.no_grad():
-        for length in LENGTHS:
-            x_new = project(x + length * budget * grads.sign(), x, budget)
-            told = ((x_new - x).double() * grads).flatten(1).sum(1)
-            nowhere &= margin(net(x_new).double(), y) - here < GAIN * told
-    return nowhere | says_nothing(grads)
 
 
 def wide(flags: Flags, like: Tensor) -> Tensor:

@@ -135,7 +135,6 @@ def facts_of(
         settings["parts"] = {
             name: {"steps": part.steps, "targets": part.targets, "restarts": part.restarts}
             for name, part in attack.parts.items()
-            if engine == "own" or not part.blind  # the authors' code has no such part
         }
     elif gradients != "fp32":
         settings["search"] = gradients

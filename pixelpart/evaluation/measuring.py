@@ -15,11 +15,12 @@ from pixelpart.evaluation.attack_spec import AUTOATTACKS, AttackSpec
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.journal import Journal
 from pixelpart.evaluation.reference import under_reference
-from pixelpart.evaluation.searching import trusted_view, under_searches
+from pixelpart.evaluation.searching import under_searches
 from pixelpart.evaluation.store import Entry, FlagArray
 from pixelpart.evaluation.target import Target
 from pixelpart.runtime.world import World
 from pixelpart.types import Flags, Model
+from pixelpart.view.check import PROBES, trusted_view
 
 Progress = Callable[[str, int, int, float], None]  # attack, how much of it is done, of how much, share still right
 
@@ -107,9 +108,12 @@ def _under_attack(model: nn.Module, target: Target, work: Work, right: Flags) ->
 def _searched_through(model: nn.Module, target: Target, work: Work) -> Model:
     """What the gradients are taken of: the model itself, or a view in the precision that was asked for."""
     search = work.facts["settings"].get("search", "fp32")
-    net, why = (model, None) if search == "fp32" else trusted_view(model, target.pictures, search)
-    if why:
-        work.say(why)
+    if search == "fp32":
+        return model
+    probes, _ = target.pictures.take(torch.arange(min(PROBES, len(target.pictures))))
+    net, reason = trusted_view(model, probes, search)
+    if reason:
+        work.say(reason)
         work.used.update(search="fp32")
     return net
 

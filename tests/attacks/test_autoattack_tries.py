@@ -7,9 +7,10 @@ import itertools
 import pytest
 import torch
 
-from pixelpart.attacks.autoattack import VERSIONS, all_tries, autoattack, hunt
+from pixelpart.attacks.autoattack import VERSIONS, autoattack, run_searches, run_tries
 from pixelpart.attacks.search import Search
 from pixelpart.errors import UserError
+from pixelpart.view import check
 from planes import Plane, right_labels
 
 pytestmark = pytest.mark.usefixtures("short_versions")
@@ -86,11 +87,63 @@ def test_a_key_tells_its_restart_and_targets_come_in_the_order_of_the_logits(not
         assert [aim for _, aim in tries] == order[number, 1:4].repeat_interleave(2).tolist()
 
 
-def test_tries_are_all_samples_first_then_all_again():
-    search = Search(lambda *_: {}, lambda net, state: state, steps=1, targets=2, restarts=2)
-    assert all_tries(search, [4, 7], 10) == [(s, n) for n in range(4) for s in (4, 7)]
-    assert all_tries(search, [4, 7], 2) == [(s, n) for n in range(2) for s in (4, 7)]
-    assert all_tries(search, [], 10) == []
+@pytest.mark.parametrize(("classes", "tries"), [(5, 4), (2, 2)])
+def test_each_sample_gets_its_first_try_before_any_gets_its_second(noted, classes, tries):
+    plane, x = Plane(classes), numbered_images()
+    y, settled = plane(x).argmax(1), []
+    correct = torch.tensor([False, False, True, False, True, False])
+    left = run_searches(
+        {"one": noted[1](targets=2, restarts=2)},
+        plane,
+        plane,
+        lambda samples: (x[samples], y[samples], torch.ones(len(samples), 1, 1, 1)),
+        plane(x),
+        correct,
+        seed=0,
+        slots=1,
+        on_settled=lambda one, broken: settled.append(one),
+    )
+    assert settled == [("one", sample, number) for number in range(tries) for sample in (2, 4)]
+    assert torch.equal(left, correct)
+
+
+@pytest.mark.parametrize("stop", [1, 7, 40])
+def test_a_resumed_run_repeats_no_settled_try_and_ends_with_the_same_flags(make_net, make_batch, stop):
+    net, (x, _, budget) = make_net().eval().requires_grad_(False), make_batch(12)
+    y = right_labels(net, x)
+
+    def run(settled, most=None):
+        new, news = dict(settled), []
+
+        def on_settled(one, broken):
+            assert one not in new
+            new[one] = broken
+            if len(new) == most:
+                raise KeyboardInterrupt
+
+        flags = run_searches(
+            VERSIONS["standard"],
+            net,
+            net,
+            lambda samples: (x[samples], y[samples], budget[samples]),
+            net(x),
+            net(x).argmax(1) == y,
+            seed=0,
+            slots=5,
+            settled=settled,
+            on_settled=on_settled,
+            progress=lambda *news_now: news.append(news_now),
+        )
+        return flags, new, news
+
+    flags, everything, news = run({})
+    assert 0 < int(flags.sum()) < 9
+    assert news[-1] == ("square", int(flags.sum()), int(flags.sum()), int(flags.sum()))
+    part = dict(list(everything.items())[:stop])
+    again, resumed, news = run(part)
+    assert torch.equal(again, flags)
+    assert part.items() <= resumed.items()
+    assert news[0][1] >= min(stop, 9)
 
 
 @pytest.mark.parametrize("slots", [1, 5, 100])
@@ -146,8 +199,7 @@ def test_nothing_is_left_behind_after_an_exception(make_net, make_batch, monkeyp
             raise ZeroDivisionError
         return net(x)
 
-    monkeypatch.setattr(module, "view_for_search", lambda *_: failing)
-    monkeypatch.setattr(module, "agrees", lambda *_: True)
+    monkeypatch.setattr(check, "trusted_view", lambda *_: (failing, None))
     with pytest.raises(ZeroDivisionError):
         autoattack(net, x, y, budget)
     assert same_trace(trace_of(net), before)
@@ -172,8 +224,8 @@ def test_batch_norm_is_that_of_eval_mode(make_net, make_batch):
         ({"budget": torch.full((2, 1, 1, 1), 2.0)}, r"the budget lies in \[2.0, 2.0\]"),
         ({"slots": 0}, "slots 0 is not a whole number above 0"),
         ({"x": torch.full((2, 3, 4, 4), 1.5)}, r"images lie in \[1.5, 1.5\]"),
-        ({"y": torch.tensor([0, 99])}, r"labels lie in \[0, 99\]; the model knows"),
-        ({"y": torch.tensor([-1, 1])}, r"labels lie in \[-1, 1\]"),
+        ({"y": torch.tensor([0, 99])}, r"labels are in \[0, 99\]; the model has"),
+        ({"y": torch.tensor([-1, 1])}, r"labels are in \[-1, 1\]"),
     ],
 )
 def test_mistakes_are_told(settings, said):
@@ -199,11 +251,11 @@ def test_a_part_attacks_what_those_before_it_left(make_batch, monkeypatch):
     """Noted by the names under which samples are hunted."""
     hunted = {}
 
-    def noting(name, search, net, judge, take, clean, tries, **settings):
-        hunted[name] = {sample for sample, _ in tries}
-        return hunt(name, search, net, judge, take, clean, tries, **settings)
+    def noting(search, view, samples, tries, **settings):
+        hunted[tries[0].search] = {one.sample for one in tries}
+        return run_tries(search, view, samples, tries, **settings)
 
-    monkeypatch.setattr(module, "hunt", noting)
+    monkeypatch.setattr(module, "run_tries", noting)
     plane = Plane()
     x, _, _ = make_batch(30)
     y = right_labels(plane, x)

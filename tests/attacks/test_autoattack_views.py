@@ -1,18 +1,18 @@
 """What AutoAttack searches, and who decides."""
 
-import importlib
 import threading
 
 import pytest
 import torch
 from torch import nn
 
-from pixelpart.attacks.autoattack import autoattack, is_right
+from pixelpart.attacks.autoattack import autoattack
+from pixelpart.attacks.search import is_correct
+from pixelpart.view import check
 from pixelpart.view.check import agrees
 from planes import Plane
 
 pytestmark = pytest.mark.usefixtures("short_versions")
-module = importlib.import_module("pixelpart.attacks.autoattack")  # the function of that name hides it
 
 
 # -- what is searched, and who decides
@@ -32,8 +32,7 @@ def test_a_view_that_errs_everywhere_breaks_nothing_that_the_model_does_not_conf
         plane.linear.bias.mul_(10)
     y = plane(x).argmax(1)
     assert (plane.slack(x, y, 0.05) > 0).all()
-    monkeypatch.setattr(module, "view_for_search", lambda *_: liar)
-    monkeypatch.setattr(module, "agrees", lambda *_: True)
+    monkeypatch.setattr(check, "trusted_view", lambda *_: (liar, None))
     assert autoattack(plane, x, y, 0.05, search=search).all()
 
 
@@ -50,8 +49,7 @@ def test_a_view_that_sees_no_error_at_all_does_not_hide_one(make_batch, monkeypa
         nearest = (images.flatten(1).sum(1)[:, None] - sums).abs().argmin(1)
         return torch.stack(list(lookup.values()))[nearest]
 
-    monkeypatch.setattr(module, "view_for_search", lambda *_: blind)
-    monkeypatch.setattr(module, "agrees", lambda *_: True)
+    monkeypatch.setattr(check, "trusted_view", lambda *_: (blind, None))
     assert not autoattack(plane, x, y, 0.3).all()
 
 
@@ -164,5 +162,5 @@ def test_what_the_model_has_no_answer_to_is_not_right(make_batch, spoilt):
 
 def test_nan_is_not_right_whatever_its_place():
     logits = torch.tensor([[2.0, 1], [torch.nan, 1], [1, torch.nan], [1, 2], [torch.nan, torch.nan]])
-    assert is_right(logits, torch.zeros(5, dtype=torch.long)).tolist() == [True, False, False, False, False]
-    assert is_right(logits, torch.ones(5, dtype=torch.long)).tolist() == [False, False, False, True, False]
+    assert is_correct(logits, torch.zeros(5, dtype=torch.long)).tolist() == [True, False, False, False, False]
+    assert is_correct(logits, torch.ones(5, dtype=torch.long)).tolist() == [False, False, False, True, False]

@@ -1,12 +1,14 @@
 """The driver on a search whose outcomes are written down beforehand: who runs when, and what is judged."""
 
+from itertools import islice
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelpart.attacks.batching import Sweep
+from pixelpart.attacks.batching import Try, run_tries
 from pixelpart.attacks.search import Search
-from toys import Toy, nobody, tries_of
+from toys import Toy, no_model, tries_of
 
 # -- a few samples by hand
 
@@ -67,7 +69,7 @@ def test_an_error_at_the_very_last_step_counts():
     assert toy.settled == [((0, 0), True)]
 
 
-def test_nothing_to_try_asks_nobody():
+def test_nothing_to_try_asks_no_model():
     toy = Toy(4)
     assert toy([], slots=8) == set()
     assert (toy.begun, toy.rows, toy.settled) == ([], [], [])
@@ -83,17 +85,11 @@ def test_the_rows_are_as_many_in_the_last_turn_as_in_the_others(tries, slots, ro
 
 
 def test_it_may_be_stopped_from_settle_and_nothing_settled_is_lost():
-    toy, kept = Toy(3), []
-
-    def settle(one, broken):
-        kept.append(one)
-        if len(kept) == 3:
-            raise KeyboardInterrupt
-
+    toy = Toy(3)
     search = Search(lambda *_: {}, toy.advance, steps=3)
-    with pytest.raises(KeyboardInterrupt):
-        Sweep(search, nobody, toy.begin, toy.confirm, 2)(tries_of(5, 1), settle)
-    assert kept == [(0, 0), (1, 0), (2, 0)]
+    settled = run_tries(search, no_model, toy, [Try("toy", sample, 0) for sample in range(5)], slots=2)
+    assert [one.sample for one, _ in islice(settled, 3)] == [0, 1, 2]
+    assert [one for batch in toy.begun for one in batch] == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
 
 # -- any outcomes
@@ -149,9 +145,10 @@ def test_a_batch_is_full_as_long_as_there_is_work_and_holds_no_sample_that_is_br
     events = []
     advance, begin = toy.advance, toy.begin
     toy.advance = lambda net, state: events.append("step") or advance(net, state)
-    toy.begin = lambda some: events.append(list(some)) or begin(some)
+    toy.begin = lambda search, some: events.append([one[1:] for one in some]) or begin(search, some)
     search = Search(lambda *_: {}, toy.advance, steps=steps)
-    Sweep(search, nobody, toy.begin, toy.confirm, slots)(tries, lambda one, broken: events.append((one, broken)))
+    named = [Try("toy", *one) for one in tries]
+    events.extend((one[1:], broken) for one, broken in run_tries(search, no_model, toy, named, slots=slots))
     batches, begun, broken = iter(toy.rows), set(), set()
     most = max(map(len, toy.rows))
     assert most <= slots

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from pixelpart.attacks import batching
-from pixelpart.attacks.batching import Step, Sweep, timed_algorithms
+from pixelpart.attacks.batching import Stepper, timed_algorithms
 from pixelpart.attacks.search import Search
 from pixelpart.view import capture
-from toys import OnCuda, Toy, nobody, tries_of
+from toys import OnCuda, Toy, no_model, tries_of
 
 
 @pytest.fixture
@@ -113,9 +113,7 @@ def leaping(toy, slots, tries):
             state = new
         return state
 
-    search = Search(lambda *_: {}, toy.advance, steps=toy.steps, leap=leap)
-    run = Sweep(search, nobody, toy.begin, toy.confirm, slots)
-    return run(tries, lambda one, broken: toy.settled.append((one, broken))), leaps
+    return toy(tries, slots=slots, leap=leap), leaps
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 100])
@@ -179,7 +177,7 @@ def test_a_search_may_hand_a_tensor_on_by_another_name(captures):
         "b": torch.full((n,), 2.0),
         "c": torch.zeros(n),
     }
-    step = Step(Search(lambda *_: {}, swapping, steps=20), nobody, n, lambda line: None)
+    step = Stepper(Search(lambda *_: {}, swapping, steps=20), no_model, n, lambda line: None)
     once = step(state)
     assert [once[name].tolist() for name in "abc"] == [[2.0] * n, [1.0] * n, [1.0] * n]
     twice = step(dict(once))

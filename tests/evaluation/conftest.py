@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -6,7 +8,6 @@ from corners import SET
 from pixelpart import data, models
 from pixelpart.attacks import SEARCHES, VERSIONS
 from pixelpart.config import Config
-from pixelpart.evaluation import searching
 from pixelpart.evaluation.checks import behaviours, surrogate
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run, save_checkpoint
@@ -104,19 +105,17 @@ def labelled(net, pair):
 def hunted(monkeypatch):
     """The tries that were handed to the driver, by part, and those that it settled."""
     seen = {"asked": [], "settled": [], "seeds": set()}
-    original = searching.hunt
+    module = importlib.import_module("pixelpart.attacks.autoattack")
+    original = module.run_tries
 
-    def noting(name, search, net, judge, take, clean, tries, *, settle, **settings):
-        seen["asked"] += [(name, *one) for one in tries]
-        seen["seeds"].add(settings["seed"])
+    def noting(search, view, samples, tries, **settings):
+        seen["asked"] += tries
+        seen["seeds"].add(samples.seed)
+        for one, broken in original(search, view, samples, tries, **settings):
+            seen["settled"].append(one)
+            yield one, broken
 
-        def noted(one, broken):
-            seen["settled"].append((name, *one))
-            settle(one, broken)
-
-        return original(name, search, net, judge, take, clean, tries, settle=noted, **settings)
-
-    monkeypatch.setattr(searching, "hunt", noting)
+    monkeypatch.setattr(module, "run_tries", noting)
     return seen
 
 

@@ -12,8 +12,10 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.evaluation import measuring, searching
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.searching import choose_search, clean_logits, trusted_view
+from pixelpart.evaluation.searching import choose_search, clean_logits
+from pixelpart.view import check
 from pixelpart.view.borrow import FrozenView
+from pixelpart.view.check import trusted_view
 from searches import CPU, EPS, plane_truth
 
 pytestmark = pytest.mark.usefixtures("short_searches")
@@ -68,7 +70,7 @@ def test_a_model_without_a_bf16_view_is_searched_as_it_is_and_the_entry_says_so(
     plain = evaluate(net, data=labelled, attacks="autoattack", eps=EPS)
     assert narrow.flags["autoattack"].tolist() == plain.flags["autoattack"].tolist()
     assert len(said) == 1
-    assert "the model cannot be searched through in bf16" in said[0]
+    assert "in fp32" in said[0]
     assert narrow["autoattack"].entry["settings"]["search"] == "fp32"
     assert narrow["autoattack"].warnings == plain["autoattack"].warnings  # fp32 decides anyway
 
@@ -84,13 +86,13 @@ def test_a_view_that_says_something_else_than_the_model_is_not_trusted(net, labe
     pictures = ImageSet(*labelled, CPU)
     clean = clean_logits(net, pictures, batch_size=7)
     assert torch.allclose(clean, net(labelled[0]), atol=1e-5)
-    view, warning = trusted_view(net, pictures, "fp32")
+    view, reason = trusted_view(net, labelled[0], "fp32")
     assert view is not net
-    assert warning is None
-    monkeypatch.setattr(searching, "view_for_search", lambda model, dtype, device: lambda x: -net(x))
-    view, warning = trusted_view(net, pictures, "fp32")
+    assert reason is None
+    monkeypatch.setattr(check, "search_view", lambda model, **_: lambda x: -net(x))
+    view, reason = trusted_view(net, labelled[0], "fp32")
     assert view is net
-    assert "used as it is" in warning
+    assert "gives other logits" in reason
 
 
 def test_a_view_that_errs_everywhere_breaks_nothing_that_fp32_does_not_confirm(plane, pair, monkeypatch):
@@ -139,6 +141,6 @@ def test_a_lying_view_breaks_nothing_under_pgd_either(plane, pair, monkeypatch):
 def test_a_model_without_a_bf16_view_has_the_figure_of_fp32_under_pgd_and_the_entry_says_so(net, labelled):
     said = []
     narrow = evaluate(Branching(net).eval(), data=labelled, attacks="pgd5", eps=EPS, search="bf16", say=said.append)
-    assert ["the model cannot be searched through in bf16" in line for line in said] == [True]
+    assert ["torch.fx cannot trace this model; the search runs in fp32" in line for line in said] == [True]
     assert narrow["pgd5"].entry["settings"]["search"] == "fp32"
     assert narrow.flags["pgd5"].tolist() == evaluate(net, data=labelled, attacks="pgd5", eps=EPS).flags["pgd5"].tolist()

@@ -1,17 +1,16 @@
 """A search whose outcomes are written down beforehand."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from pixelpart.attacks.batching import Sweep
+from pixelpart.attacks.batching import Samples, Try, run_tries
 from pixelpart.attacks.search import Search
 
 
-def nobody(x):
-    raise AssertionError("the toy asks no model")
+def no_model(x):
+    raise AssertionError("the toy calls no model")
 
 
 class OnCuda(Tensor):
@@ -20,23 +19,20 @@ class OnCuda(Tensor):
     is_cuda = True
 
 
-@dataclass
-class Toy:
-    """A search of `steps` steps that finds something for a try at the steps written down, and notes what it is asked.
+class Toy(Samples):
+    """A search of `steps` steps that finds something for a try at the steps written down, and notes its calls.
 
     x_adv is the number of the step, from 1, that found it last, 0 before. `real` has those that break the model.
+    `found` and `real` map (sample, number) to steps.
     """
 
-    steps: int
-    found: dict = field(default_factory=dict)  # try -> steps, from 1
-    real: dict = field(default_factory=dict)
-    cuda: bool = False
-
-    def __post_init__(self):
+    def __init__(self, steps, found=None, real=None, *, cuda=False):
+        self.steps, self.found, self.real, self.cuda = steps, found or {}, real or {}, cuda
         self.begun, self.rows, self.took, self.judged, self.settled = [], [], Counter(), [], []
 
-    def begin(self, tries):
-        self.begun.append(list(tries))
+    def begin(self, search, tries):
+        tries = [(one.sample, one.number) for one in tries]
+        self.begun.append(tries)
         samples, numbers = torch.tensor(tries).unbind(1)
         x = torch.zeros(len(tries), 1, 1, 1)
         finds = torch.zeros(len(tries), self.steps + 50, dtype=torch.bool)
@@ -62,15 +58,18 @@ class Toy:
         x_adv = torch.where(now[:, None, None, None], step[:, None, None, None].float(), state["x_adv"])
         return state | {"step": step, "x_adv": x_adv, "hit": state["hit"] | now}
 
-    def confirm(self, tries, x_adv):
-        shown = [int(value) for value in x_adv.flatten()]
-        self.judged += zip(tries, shown, strict=True)
-        return torch.tensor([step in self.real.get(one, ()) for one, step in zip(tries, shown, strict=True)])
+    def broken_by(self, x_adv, search, tries):
+        found = [int(value) for value in x_adv.flatten()]
+        tries = [(one.sample, one.number) for one in tries]
+        self.judged += zip(tries, found, strict=True)
+        return torch.tensor([step in self.real.get(one, ()) for one, step in zip(tries, found, strict=True)])
 
-    def __call__(self, tries, slots, say=lambda line: None):
-        search = Search(lambda *_: {}, self.advance, steps=self.steps)
-        run = Sweep(search, nobody, self.begin, self.confirm, slots, say)
-        return run(tries, lambda one, broken: self.settled.append((one, broken)))
+    def __call__(self, tries, slots, say=lambda line: None, leap=None):
+        search = Search(lambda *_: {}, self.advance, steps=self.steps, leap=leap)
+        named = [Try("toy", sample, number) for sample, number in tries]
+        for one, broken in run_tries(search, no_model, self, named, slots=slots, say=say):
+            self.settled.append(((one.sample, one.number), broken))
+        return {sample for (sample, _), broken in self.settled if broken}
 
 
 def tries_of(samples, numbers):

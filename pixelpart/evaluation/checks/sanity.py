@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from pixelpart import losses
-from pixelpart.attacks.search import says_nothing
+from pixelpart.attacks.search import has_no_direction
 from pixelpart.config import write_fraction
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.image_set import ImageSet
@@ -152,7 +152,7 @@ def gradient_warnings(model: Model, pictures: ImageSet) -> Warnings:
     x, logits = x.detach(), logits.detach()
     right, warnings = logits.argmax(1) == y, []
     for name, grad in grads.items():
-        count = int((right & says_nothing(grad)).sum())
+        count = int((right & has_no_direction(grad)).sum())
         if count:
             where = f"{count} of {int(right.sum())} images that are right"
             warnings.append(f"the gradient of the {name} is zero or NaN at {where}: an attack by it stands still there")
