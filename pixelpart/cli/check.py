@@ -56,7 +56,7 @@ def check(args: list[str]) -> int:
             seed=found.seed,
             batch_size=found.batch_size,
             device=found.device,
-            progress=lambda what, done, total: move(what, done, total, ""),
+            progress=move,
             data=found.data,
             size=found.size,
             skip_bad=found.skip_bad,

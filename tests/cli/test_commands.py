@@ -67,7 +67,7 @@ def test_a_function_is_evaluated_and_kept_where_out_says(own, tmp_path, capsys):
     rows = out.splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["natural", "pgd2"]
     assert all(re.search(r"  n = 160 +\d+\.\d s \*$", row) for row in rows[:2])
-    assert rows[2].startswith("* natural, pgd2: the model came in train mode")
+    assert rows[2].startswith("* natural, pgd2: the model was in train mode")
     assert rows[3].startswith("* pgd2: steps * step_size < eps (2 * 2/255 < 8/255)")
     assert err == "hello\nthese results are not kept; --out FOLDER keeps them\n"
     assert {path.name for path in tmp_path.iterdir()} <= {"cli_models.py", "__pycache__"}

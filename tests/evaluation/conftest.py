@@ -122,5 +122,5 @@ def hunted(monkeypatch):
 @pytest.fixture
 def corner_set(monkeypatch):
     monkeypatch.setitem(data.SETS, "corners", SET)
-    monkeypatch.setattr(surrogate, "BATCH", 16)
+    monkeypatch.setattr(surrogate, "BATCH_SIZE", 16)
     monkeypatch.setattr(behaviours, "POINTS", 20)

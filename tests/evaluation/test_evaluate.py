@@ -344,5 +344,5 @@ def test_an_autoattack_in_which_square_does_better_than_gradients_is_in_doubt(pl
     parts = {"apgd-ce": apgd_search(steps=5), "square": square_search(40)}
     monkeypatch.setitem(VERSIONS, "standard", parts)
     masked, open_ = (evaluate(m, data=pair, attacks="autoattack", eps=0.03) for m in (Stairs(plane), plane))
-    assert any("Square, which needs no gradient, broke" in warning for warning in masked["autoattack"].warnings)
+    assert any("Square, which uses no gradient, broke" in warning for warning in masked["autoattack"].warnings)
     assert not open_["autoattack"].warnings

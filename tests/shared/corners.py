@@ -41,7 +41,7 @@ def trained(seed):
     """A tiny-cnn, adversarially trained: the surrogate's own training, with another seed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(data.SETS, "corners", SET)
-        patch.setattr(surrogate, "BATCH", 16)
+        patch.setattr(surrogate, "BATCH_SIZE", 16)
         return surrogate.train_surrogate("corners", eps=8 / 255, seed=seed, device=torch.device("cpu"))
 
 

@@ -1,7 +1,6 @@
 """The five behaviours that give obfuscated gradients away (Athalye, Carlini and Wagner 2018), each with its rule."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from pixelpart.config import write_fraction
 from pixelpart.evaluation import accuracy
 from pixelpart.evaluation.accuracy import Attempt, after_tries, errs_inside, start_images, start_noise
 from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.runtime.progress import Progress
 from pixelpart.types import Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed
 
@@ -28,7 +28,6 @@ HALF = 0.5  # with this eps every image can be made grey, about which a model ca
 
 
 EXPECTED, SUSPICIOUS, SKIPPED = "as expected", "suspicious", "skipped"
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Trial:
             right=self.right if right is None else right,
             tries=tries,
             batch_size=self.batch_size,
-            report=lambda settled, left: self.progress(what, settled, n),
+            report=lambda settled, left: self.progress(what, settled, n, ""),
         )
 
     def pgd20(self, *, eps: float | None = None, through: Model | None = None) -> Attempt:

@@ -1,6 +1,5 @@
 """`check`: does a model resist attacks, or only hide its gradients? Five behaviours as one report, a verdict each."""
 
-import functools
 import json
 import os
 import time
@@ -23,7 +22,6 @@ from pixelpart.evaluation.checks.behaviours import (
     STEPS,
     SUSPICIOUS,
     Behaviour,
-    Progress,
     Trial,
     black_box,
     growing_eps,
@@ -31,13 +29,14 @@ from pixelpart.evaluation.checks.behaviours import (
     random_points,
     unbounded,
 )
-from pixelpart.evaluation.checks.surrogate import SMALL, train_surrogate
+from pixelpart.evaluation.checks.surrogate import MAX_TRAINING_IMAGES, train_surrogate
 from pixelpart.evaluation.evaluate import machine
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.target import GIVEN, Target, load_target
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.progress import Progress, silent
 from pixelpart.view.borrow import borrowed
 
 SCHEMA = 1  # layout of check.json
@@ -89,7 +88,7 @@ def check(
     seed: int = DEFAULT_SEED,
     batch_size: int | None = None,
     device: torch.device | str | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     data: str | tuple[Tensor, Tensor] | None = None,
     size: int = 0,
     skip_bad: bool = False,
@@ -187,10 +186,11 @@ def another(trial: Trial, target: Target, surrogate: Any, root: str | Path | Non
         if name == GIVEN:
             return None, f"the images came without a training set to train a surrogate on; {hint}"
         plain, size, skip_bad = split_data_label(name)
-        if (n := sets.find(plain, size=size, skip_bad=skip_bad).counts["train"]) > SMALL:
+        if (n := sets.find(plain, size=size, skip_bad=skip_bad).counts["train"]) > MAX_TRAINING_IMAGES:
             return None, f"{name} has {n} training images, too many to train a surrogate on the way; {hint}"
-        report = functools.partial(trial.progress, "training a surrogate")
-        made = train_surrogate(name, eps=trial.eps, seed=trial.seed, device=pictures.device, root=root, report=report)
+        made = train_surrogate(
+            name, eps=trial.eps, seed=trial.seed, device=pictures.device, root=root, progress=trial.progress
+        )
         return made, "a tiny-cnn trained for it"
     other = load_target(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
     if other.config and name != GIVEN and other.config.data_label != name:

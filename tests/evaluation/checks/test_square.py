@@ -24,10 +24,6 @@ pytestmark = pytest.mark.usefixtures("corner_set")
         ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 449}, 1000, 0),
         ({"apgd-ce": 500, "square": 300, "apgd-t": 299}, 1000, 0),  # others find as much after it
         ({"apgd-ce": 500, "square": 300, "apgd-t": 310}, 1000, 10),
-        ({"apgd-ce": 500, "fab-t": 449, "square": 447, "square-again": 446}, 1000, 3),
-        ({"apgd-ce": 500, "fab-t": 449, "square": 448, "square-again": 447}, 1000, 0),
-        ({"apgd-ce": 500, "square": 300, "apgd-t": 299, "square-again": 296}, 1000, 3),
-        ({"square": 10, "square-again": 5}, 1000, 0),
         ({"square": 10}, 1000, 0),
         ({"apgd-ce": 500, "apgd-t": 450}, 1000, 0),
     ],
@@ -36,7 +32,7 @@ def test_square_must_not_break_what_gradients_left(left, n, broken):
     warnings = sanity.square_warnings(left, n)
     assert len(warnings) == (broken > 0)
     if broken:
-        assert f"broke {broken} of {n} images that the white-box parts left standing" in warnings[0]
+        assert f"broke {broken} of {n} images that the white-box attacks did not break" in warnings[0]
 
 
 def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, warnings=(), pixels="same"):
@@ -64,7 +60,7 @@ def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
     assert look() == []
     stored(tmp_path, "fab-t", left & (np.arange(80) > 3))
     (warning,) = look()
-    assert warning.startswith("Square, which needs no gradient, broke 56 of 80 images")
+    assert warning.startswith("Square, which uses no gradient, broke 56 of 80 images")
     stored(tmp_path, "autoattack", left, warnings=["a warning"], eps=4 / 255)
     assert look() == [warning]
     stored(tmp_path, "autoattack@8/255", left, warnings=["a warning"])
