@@ -31,7 +31,8 @@ import pytest
 
 import pixelpart
 from pixelpart import data, masks, models
-from pixelpart.cli.flags import Parser, add_config_flags
+from pixelpart.cli.arguments import Parser
+from pixelpart.cli.flags import add_config_flags
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.engine.plan import build
@@ -250,7 +251,7 @@ def test_links_lead_somewhere(document):
 
 @each
 def test_inline_code_names_what_exists(document):
-    parser = Parser()
+    parser = Parser("train", None)
     add_config_flags(parser, Config())
     source = "".join(path.read_text() for path in (ROOT / "pixelpart/commands").glob("*.py"))
     for code in re.findall(r"`([^`]+)`", prose(document)):

@@ -1,1 +1,1 @@
-"""What each command takes, and what it calls. torch comes in only once the arguments are known to be right."""
+"""The command line: one file per command. torch is imported only after the arguments have been checked."""

@@ -1,85 +1,163 @@
-"""Arguments that commands share."""
+"""The parser of all commands, and the arguments that several of them share."""
 
 import argparse
-from collections.abc import Callable
+import difflib
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from pixelpart.config import DEFAULT_EPS, DEFAULT_STEP_SIZE, parse_fraction, write_fraction
-
-
-def add_model(parser: Any) -> None:
-    parser.add_argument("model", metavar="MODEL", help="as in `pixelpart evaluate`")
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, parse_fraction, write_fraction
+from pixelpart.errors import UserError
 
 
-def add_data(parser: Any) -> None:
-    parser.add_argument("--data", metavar="NAME", help="test images, as in `pixelpart evaluate`")
-    add_folder_options(parser)
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are UserErrors of one line, with similar options where an option is unknown."""
+
+    def __init__(self, command: str, description: str | None) -> None:
+        super().__init__(
+            prog=f"pixelpart {command}", description=description, allow_abbrev=False, formatter_class=HelpFormatter
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+    def parse_all(self, args: Sequence[str]) -> argparse.Namespace:
+        """The parsed arguments; UserError if any is left over."""
+        found, rest = self.parse_known_args(join_negatives(args))
+        if rest:
+            name = rest[0].partition("=")[0]
+            similar = difflib.get_close_matches(name, self._option_string_actions, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(similar)}?" if similar else "see --help"
+            kind = "unknown option" if name.startswith("-") else "unexpected argument"
+            raise UserError(f"{kind} {rest[0]!r}; {hint}")
+        return found
 
 
-def add_out(parser: Any) -> None:
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option that has one, unless its help says what happens without the option."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        shown = action.option_strings and action.default not in (None, False, argparse.SUPPRESS)
+        return f"{text} (default: %(default)s)" if shown and "(default:" not in text else text
+
+
+def join_negatives(args: Sequence[str]) -> list[str]:
+    """`--eps -1/255` as `--eps=-1/255`, so that argparse reads a value and not an option."""
+    joined: list[str] = []
+    for arg in args:
+        if re.match(r"-[\d.]", arg) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={arg}"
+        else:
+            joined.append(arg)
+    return joined
+
+
+# -- groups of arguments
+
+
+def add_target(parser: Parser, *, images: str) -> None:
+    """What `evaluate`, `check` and `corruptions` measure, on which images and where; read by `target_settings`."""
     parser.add_argument(
-        "--out", type=Path, help="folder that keeps results and has them again (here: the run's own; else none)"
+        "model",
+        metavar="MODEL",
+        help="run folder; .safetensors checkpoint; .pt2 archive of torch.export; or module:function that returns an "
+        "nn.Module on images in [0,1]",
     )
-
-
-def add_checkpoint(parser: Any) -> None:
-    parser.add_argument("--checkpoint", default="best", help="of a run folder: best, last or epoch-N")
     parser.add_argument(
-        "--network", metavar="NAME", help="of a run whose network is your own code: its module:function, once more"
+        "--data",
+        metavar="NAME",
+        help="test images: name of a data set, folder:PATH or module:function; required unless MODEL is a run or a "
+        "checkpoint (default: the data set of the run)",
+    )
+    add_folder_options(parser)
+    parser.add_argument(
+        "--images", type=positive, metavar="N", help=f"only the first N test images (default: {images})"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder that stores the results and reuses them (default: the run folder; else none)"
+    )
+    add_checkpoint(parser)
+    group = parser.add_argument_group("how to run it")
+    group.add_argument(
+        "--batch-size", type=positive, help="images per batch (default: 1024 on a GPU, 128 on other devices)"
+    )
+    add_device(group)
+    add_data_root(group)
+
+
+def target_settings(found: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `evaluate`, `check` and `corruptions` that `add_target` reads."""
+    use_network(found)
+    names = ("data", "size", "skip_bad", "images", "out", "checkpoint", "batch_size", "device")
+    return {name: getattr(found, name) for name in names} | {"root": found.data_root}
+
+
+def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
+    """--eps, --step-size and --seed; the texts say what the first two mean for this command."""
+    parser.add_argument("--eps", type=fraction, default=str(write_fraction(DEFAULT_EPS)), help=eps)
+    parser.add_argument("--step-size", type=fraction, default=str(write_fraction(DEFAULT_STEP_SIZE)), help=step_size)
+    parser.add_argument("--seed", type=int, default=str(DEFAULT_SEED), help="seed of the random starts")
+
+
+def add_checkpoint(parser: Parser) -> None:
+    parser.add_argument("--checkpoint", default="best", help="checkpoint of a run folder: best, last or epoch-N")
+    parser.add_argument(
+        "--network", metavar="NAME", help="required if the network of the run is user code: its module:function"
     )
 
 
 def use_network(found: argparse.Namespace) -> None:
-    """Lets the code that --network names be run; it comes from the command line, so it may."""
+    """Allows the user code that --network names; only the command line may do so, never a config file."""
     if found.network is not None:
         from pixelpart import models
         from pixelpart.runtime.usercode import parse_name
 
-        parse_name(found.network)  # one of the table's names has no place here
+        parse_name(found.network)  # UserError unless it is module:function
         models.use(found.network)
 
 
-def add_eps_and_step_size(parser: Any, *, eps: str, step_size: str) -> None:
-    """--eps and --step-size; the texts say what they are of."""
-    for flag, default, text in (("--eps", DEFAULT_EPS, eps), ("--step-size", DEFAULT_STEP_SIZE, step_size)):
-        parser.add_argument(flag, type=fraction, default=default, help=f"{text} (here: {write_fraction(default)})")
-
-
-def add_batch_size(parser: Any, *, type: Callable[[str], int] = int) -> None:
-    parser.add_argument("--batch-size", type=type, help="images at a time (here: 1024 on a GPU, 128 elsewhere)")
-
-
-def add_running(parser: Any, *, json: str) -> None:
-    """--device, --data-root, --json and --quiet; the text says what --json writes."""
-    add_device_and_root(parser)
-    parser.add_argument("--json", action="store_true", help=json)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-
-
-def add_device_and_root(parser: Any) -> None:
-    parser.add_argument("--device", help="cpu, cuda, ... (a GPU where there is one)")
-    parser.add_argument("--data-root", type=Path, help="where data sets live ($PIXELPART_DATA or ~/.cache/pixelpart)")
-
-
-def add_folder_options(parser: Any) -> None:
+def add_folder_options(parser: Parser) -> None:
     """--size and --skip-bad, for --data."""
-    parser.add_argument(
-        "--size", type=positive, default=0, help="folder:PATH: width and height of the images in pixels"
-    )
+    parser.add_argument("--size", type=positive, default=0, help="folder:PATH: width and height of images in pixels")
     parser.add_argument(
         "--skip-bad", action="store_true", help="folder:PATH and tinyimagenet: leave out files that cannot be read"
     )
 
 
-def positives(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
+def add_device(parser: Any) -> None:
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+
+
+def add_data_root(parser: Any) -> None:
+    parser.add_argument(
+        "--data-root", type=Path, help="folder of the data sets (default: $PIXELPART_DATA or ~/.cache/pixelpart)"
+    )
+
+
+def add_output(parser: Parser, *, json: str) -> None:
+    """--json and --quiet; the text says what --json prints."""
+    parser.add_argument("--json", action="store_true", help=json)
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def print_result(result: Any, *, as_json: bool) -> None:
+    print(json.dumps(result.as_json(), indent=2) if as_json else result)
+
+
+# -- types of values
 
 
 def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
 
 
 def fraction(text: str) -> float:

@@ -1,65 +1,37 @@
 """`pixelpart corruptions`."""
 
-import json
 from pathlib import Path
 
-from pixelpart.cli.arguments import (
-    add_batch_size,
-    add_checkpoint,
-    add_data,
-    add_model,
-    add_out,
-    add_running,
-    positives,
-    use_network,
-)
-from pixelpart.cli.flags import Parser
+from pixelpart.cli.arguments import Parser, add_output, add_target, positives, print_result, target_settings
 from pixelpart.runtime.progress import Screen
 
 
 def corruptions(args: list[str]) -> None:
-    """Measures a model's accuracy on test images with noise, blur, weather and the like: CIFAR-10-C."""
-    parser = Parser(prog="pixelpart corruptions", description=corruptions.__doc__)
-    add_model(parser)
-    add_data(parser)
-    add_out(parser)
-    parser.add_argument("--names", help="comma-separated corruptions, such as fog,snow (here: all 19)")
-    parser.add_argument("--severities", type=positives, help="comma-separated (here: 1,2,3,4,5)")
-    add_checkpoint(parser)
-    parser.add_argument("--images", type=int, help="the first so many test images (here: all)")
+    """Measures a model's accuracy on test images with noise, blur, weather and other corruptions: CIFAR-10-C."""
+    parser = Parser("corruptions", corruptions.__doc__)
+    add_target(parser, images="all")
+    parser.add_argument("--names", help="comma-separated corruptions, such as fog,snow (default: all 19)")
+    parser.add_argument("--severities", type=positives, default="1,2,3,4,5", help="comma-separated")
     parser.add_argument(
-        "--folder", type=Path, help="the .npy files of CIFAR-10-C (here: CIFAR-10-C in the data root, else made)"
+        "--folder",
+        type=Path,
+        help="folder with the .npy files of CIFAR-10-C (default: CIFAR-10-C in the data root; else generated)",
     )
     parser.add_argument(
-        "--frost", type=Path, help="frost1.png to frost5.jpg (here: of the package imagecorruptions, else drawn frost)"
+        "--frost",
+        type=Path,
+        help="folder with frost1.png to frost5.jpg (default: those of the package imagecorruptions; else generated)",
     )
-    add_batch_size(parser)
-    add_running(parser, json="means, and the entries of corruptions.json, on stdout")
+    add_output(parser, json="print the means and the entries of corruptions.json")
     found = parser.parse_all(args)
-
     from pixelpart.evaluation.corruptions import corruptions as run_corruptions
 
-    use_network(found)
     screen = Screen(quiet=found.quiet)
     with screen.bars() as move:
         result = run_corruptions(
-            found.model,
-            names=found.names,
-            **({"severities": found.severities} if found.severities else {}),
-            checkpoint=found.checkpoint,
-            images=found.images,
-            folder=found.folder,
-            frost=found.frost,
-            batch_size=found.batch_size,
-            device=found.device,
-            data=found.data,
-            size=found.size,
-            skip_bad=found.skip_bad,
-            root=found.data_root,
-            out=found.out,
-            say=screen.say,
-            progress=move,
-        )
-    print(json.dumps(result.as_json(), indent=2) if found.json else result)
+            found.model, names=found.names, severities=found.severities, folder=found.folder, frost=found.frost,
+            say=screen.say, progress=move, **target_settings(found),
+        )  # fmt: skip
+    print_result(result, as_json=found.json)
     if result.clean.entry["flags"] is None:
-        screen.say("these results are not kept; --out FOLDER keeps them")
+        screen.say("these results are not stored; store them with --out FOLDER")

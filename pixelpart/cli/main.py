@@ -1,8 +1,7 @@
-"""The command line: `pixelpart train | evaluate | check | corruptions | compare | explain | report | data | ...`.
+"""`pixelpart COMMAND`: the table of commands, and the exit codes.
 
-Exit 0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C, 3 where `check
---strict` suspects the model. torch is imported only by commands that compute, once their arguments are known to be
-right.
+0 on success, 2 on a user's mistake (one line, no traceback), 1 on a fault, 130 after Ctrl-C, 3 if `check --strict`
+finds a suspicious model.
 """
 
 import contextlib
@@ -42,27 +41,21 @@ def main(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     code = None
     try:
-        with contextlib.suppress(SystemExit):  # argparse has shown a command's --help
-            code = dispatch(args)
-        print(end="", flush=True)  # now: at exit nobody could catch that the reader of our output has gone
+        with contextlib.suppress(SystemExit):  # raised by argparse after --help
+            code = run_command(args)
+        print(end="", flush=True)  # now, because a BrokenPipeError at exit cannot be caught
         return code or 0
-    except UserError as error:
-        print(f"pixelpart: {error}", file=sys.stderr)
-        return 2
-    except Diverged as error:
-        print(f"pixelpart: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has gone: nothing is left to say
+    except BrokenPipeError:  # the reader of our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
+    except (UserError, Diverged, OSError) as error:
         print(f"pixelpart: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
 
 
-def dispatch(args: list[str]) -> int | None:
+def run_command(args: list[str]) -> int | None:
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -73,5 +66,5 @@ def dispatch(args: list[str]) -> int | None:
 
 
 def usage() -> str:
-    lines = "\n".join(f"  {name:<11} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items())
-    return f"usage: pixelpart COMMAND ...\n\n{lines}\n\n`pixelpart COMMAND --help` tells more."
+    lines = "\n".join(f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items())
+    return f"usage: pixelpart COMMAND ...\n\n{lines}\n\n`pixelpart COMMAND --help` lists the options of a command."

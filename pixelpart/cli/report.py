@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from pixelpart.cli.flags import Parser
+from pixelpart.cli.arguments import Parser
 
 
 def report(args: list[str]) -> None:
-    """Writes one HTML page about run folders: curves, a table with intervals, pictures."""
-    parser = Parser(prog="pixelpart report", description=report.__doc__)
+    """Writes one HTML page about run folders: a table with intervals, training curves, pictures."""
+    parser = Parser("report", report.__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="the page (here: %(default)s)")
+    parser.add_argument("--out", type=Path, default="report.html", help="file to write")
     found = parser.parse_all(args)
     from pixelpart.report import write_report
 

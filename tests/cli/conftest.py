@@ -9,13 +9,13 @@ from pixelpart.cli.main import main
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch):
-    """`shapes`, but the first few images of it."""
+    """The data set `shapes`, reduced to its first images."""
     monkeypatch.setitem(data.SETS, "shapes", few())
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A finished run, made by the command line; tests that change it take a copy."""
+    """A finished run, made by the command line; a test that changes it uses `copied`."""
     out = tmp_path_factory.mktemp("cli") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(data.SETS, "shapes", few())

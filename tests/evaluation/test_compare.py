@@ -207,12 +207,12 @@ def test_the_command_prints_the_table_or_json(groups, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "say `compare RUN ... --with RUN ...` or `compare --calibrate"),
-        (["--with", "a"], "say `compare RUN"),
-        (["--calibrate", "a", "--with", "b"], "say `compare RUN"),
+        ([], "write `compare RUN ... --with RUN ...` or `compare --calibrate"),
+        (["--with", "a"], "write `compare RUN"),
+        (["--calibrate", "a", "--with", "b"], "write `compare RUN"),
         (["a", "--with"], "--with: expected at least one argument"),
         (["a", "--with", "b"], "a is not a run folder"),
-        (["a", "--with", "b", "--repeats", "9"], "compare takes --repeats with --calibrate alone"),
+        (["a", "--with", "b", "--repeats", "9"], "--repeats needs --calibrate"),
         (["--calibrate", "--seeds", "3,x"], "'x' is not a whole number above 0"),
         (["--calibrate", "--accuracy", "50"], "accuracy 50.0 is not between 0 and 1"),
         (["--calibrate", "--deviation", "-1"], "deviation -1.0 is not in [0, 0.5)"),

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pixelpart.cli.flags import Parser, add_config_flags, apply_config_flags
+from pixelpart.cli.arguments import Parser
+from pixelpart.cli.flags import add_config_flags, apply_config_flags
 from pixelpart.config import Config
 from pixelpart.recipes import RECIPES
 from pixelpart.report.commands import evaluate_command, shown, train_command
@@ -21,7 +22,7 @@ def test_the_train_command_gives_back_the_config(changes):
     words = shlex.split(train_command(config, Path("runs/x")))
     assert words[:3] == ["pixelpart", "train", "shapes-part"]
     assert words[-2:] == ["--out", "runs/x"]
-    recipe, parser = RECIPES[words[2]](), Parser()
+    recipe, parser = RECIPES[words[2]](), Parser("train", None)
     add_config_flags(parser, recipe)
     assert apply_config_flags(recipe, parser.parse_all(words[3:-2])) == config
 

@@ -1,4 +1,4 @@
-"""The command line on the first few images of `shapes`."""
+"""The command line on the first images of `shapes`."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def files(folder):
 
 
 def mistake(capsys, args, message, code=2):
-    """Runs a command that has to fail: this code, one line on stderr with this in it, nothing on stdout."""
+    """Runs a command that has to fail: exit code `code`, `message` in the last line of stderr, nothing on stdout."""
     capsys.readouterr()
     assert main([str(arg) for arg in args]) == code
     out, err = capsys.readouterr()
