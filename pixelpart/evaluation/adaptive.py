@@ -16,7 +16,7 @@ from pixelpart.attacks.ball import project
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import Config, MaskConfig
 from pixelpart.evaluation.accuracy import Attempt, Report, after_tries, errs_inside, start_images
-from pixelpart.evaluation.explain import heat_and_budget, high
+from pixelpart.evaluation.explain import heat_and_budget, is_high
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
 from pixelpart.models import Classifier
@@ -79,7 +79,7 @@ def under_adaptive(
 def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tensor:
     """Where the mask of these images is high: bool (b, 1 or 3, h, w)."""
     levels = Config(eps=1.0, eps_low=0.0, mask=mask)
-    return high(heat_and_budget(model, x, y, levels)[1], levels)
+    return is_high(heat_and_budget(model, x, y, levels)[1], levels)
 
 
 # -- the paper's: outside the ball of 8/255

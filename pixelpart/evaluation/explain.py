@@ -1,4 +1,4 @@
-"""What a run's model looks at: picture, heat, budget and adversarial picture of a few test images, on disk."""
+"""`explain`: writes image, heat map, budget and adversarial image of a few test images of a run."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import BudgetMap, Heatmap, Images, Labels
 from pixelpart.view.borrow import borrowed
 
-IMAGES = 12  # unless told otherwise
+DEFAULT_IMAGES = 12
 
 
 def explain(
@@ -39,38 +39,37 @@ def explain(
     device: torch.device | str | None = None,
     root: str | Path | None = None,
 ) -> Path:
-    """The explain.json that it wrote, with explain.safetensors beside it, for n test images spread over the classes.
+    """The path of the explain.json written, next to explain.safetensors, for n test images spread over the classes.
 
-    n is 12 unless told, or all where there are fewer.
+    By default n is 12, or all images if there are fewer.
 
-    Heat and budget are those of the run's own mask settings (uniform eps where it has no mask). The adversarial picture
-    is what PGD makes of the image in `steps` steps with the eps of the run's config at every pixel: the one that
-    `evaluate` has after the first restart of pgdK if it is asked for that eps (its own is 8/255), K = steps, this
-    step_size and this seed. Where the set knows its objects, the first `objects` test images tell how much heat and
-    high budget lie on them.
+    Heat and budget are those of the run's mask settings (eps everywhere without a mask). The adversarial image is the
+    result of PGD with `steps` steps and the eps of the run's config at every pixel: the one of the first restart of
+    pgdK in `evaluate` with that eps (default: 8/255), K = steps, this step_size and this seed. If the data set has
+    object masks, the first `objects` test images show how much heat and high budget lie on the object.
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
     target = load_target(run, checkpoint=checkpoint, device=device, root=root)
     dataset = sets.of_config(config)
-    n = min(IMAGES, len(target.pictures)) if n is None else n
+    n = min(DEFAULT_IMAGES, len(target.pictures)) if n is None else n
     if not 1 <= n <= len(target.pictures):
-        raise UserError(f"cannot explain {n} images; choose from 1 to {len(target.pictures)}, all test images")
-    index = spread(target.pictures.labels, n)
+        raise UserError(f"cannot explain {n} images; choose from 1 to {len(target.pictures)}")
+    index = spread_over_classes(target.pictures.labels, n)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
         x, y = target.pictures.take(index)
         heat, budget = heat_and_budget(model, x, y, config)
         start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
         x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
-        answers = zip(_answers(model, x), _answers(model, x_adv), strict=True)
+        predictions = zip(_predictions(model, x), _predictions(model, x_adv), strict=True)
         images = [
             {"index": number, "label": label, "natural": natural, "adversarial": adversarial}
-            for number, label, (natural, adversarial) in zip(index.tolist(), y.tolist(), answers, strict=True)
+            for number, label, (natural, adversarial) in zip(index.tolist(), y.tolist(), predictions, strict=True)
         ]
         on_object = None
         if dataset.masks is not None:
-            where = dataset.masks("test")[:objects]
-            on_object = object_share(model, target.pictures, where, config, batch_size=batch_size)
+            object_masks = dataset.masks("test")[:objects]
+            on_object = object_shares(model, target.pictures, object_masks, config, batch_size=batch_size)
     tensors = {"picture": x, "heat": heat, "budget": budget, "adversarial": x_adv}
     facts = {
         "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": target.tags["epoch"],
@@ -78,22 +77,22 @@ def explain(
         "steps": steps, "step_size": step_size, "seed": seed,
         "classes": list(dataset.classes), "images": images, "object": on_object,
     }  # fmt: skip
-    plain = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic_write(run.dir / "explain.safetensors", save(plain))
+    tensors = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
+    atomic_write(run.dir / "explain.safetensors", save(tensors))
     atomic_write(run.dir / "explain.json", json.dumps(facts, indent=2, allow_nan=False) + "\n")
     return run.dir / "explain.json"
 
 
-def spread(labels: Labels, n: int) -> Tensor:
+def spread_over_classes(labels: Labels, n: int) -> Tensor:
     """n sample numbers: the first of every class, then the second of every class, and so on."""
     order = labels.argsort(stable=True)
     sizes = labels.bincount()
-    rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[order]]  # place of each within its class
+    rank = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[order]]  # position within the class
     return order[rank.argsort(stable=True)][:n]
 
 
 def heat_and_budget(model: Classifier, x: Images, y: Labels, config: Config) -> tuple[Heatmap, BudgetMap]:
-    """The heat of the run's map, and what its rule makes of it; without a rule every pixel has eps."""
+    """The run's heat map of each image and the budget of its rule; eps everywhere without a rule."""
     mask = config.mask
     heat = masks.heatmap(model, x, method=mask.cam, target=y if mask.target == "label" else None, layer=mask.layer)
     if mask.rule == "none":
@@ -101,38 +100,37 @@ def heat_and_budget(model: Classifier, x: Images, y: Labels, config: Config) -> 
     return heat, masks.budget(heat, eps=config.eps, eps_low=config.eps_low, rule=mask.rule)
 
 
-def high(budget: BudgetMap, config: Config) -> Tensor:
-    """Where the budget is at or above the middle of eps and eps_low; everywhere where a run knows one level only."""
+def is_high(budget: BudgetMap, config: Config) -> Tensor:
+    """Where the budget is at or above the mean of eps and eps_low; everywhere if there is only one level."""
     if config.mask.rule == "none" or config.eps_low == config.eps:
         return torch.ones_like(budget, dtype=torch.bool)
     return budget >= (config.eps + config.eps_low) / 2
 
 
-def object_share(
-    model: Classifier, pictures: ImageSet, where: Tensor, config: Config, *, batch_size: int
+def object_shares(
+    model: Classifier, pictures: ImageSet, object_masks: Tensor, config: Config, *, batch_size: int
 ) -> dict[str, Any]:
-    """Shares of heat, of high-budget pixels and of all pixels that lie on the object; dead maps are left out."""
+    """The shares of heat, of high-budget pixels and of all pixels that lie on the object, without dead maps."""
     live, dead = 0, 0
     heat_on, heat_all, high_on, high_all, area_on, area_all = (0.0,) * 6
-    for index in torch.arange(min(len(where), len(pictures))).split(batch_size):
+    for index in torch.arange(min(len(object_masks), len(pictures))).split(batch_size):
         x, y = pictures.take(index)
         heat, budget = heat_and_budget(model, x, y, config)
         alive = ~masks.dead(heat)
-        heat, top = heat[alive].double(), high(budget, config)[alive]
-        inside = where[index].to(x.device)[alive]
+        heat, top = heat[alive].double(), is_high(budget, config)[alive]
+        inside = object_masks[index].to(x.device)[alive]
         live, dead = live + len(heat), dead + len(x) - len(heat)
         heat_on, heat_all = heat_on + float((heat * inside).sum()), heat_all + float(heat.sum())
         high_on, high_all = high_on + int((top & inside[:, None]).sum()), high_all + int(top.sum())
         area_on, area_all = area_on + int(inside.sum()), area_all + inside.numel()
     return {
         "n": live, "dead": dead,
-        "object_area": area_on / area_all if live else float(where.float().mean()),
+        "object_area": area_on / area_all if live else float(object_masks.float().mean()),
         "high_budget_on_object": high_on / high_all if high_all else None,
         "heat_on_object": heat_on / heat_all if heat_all else None,
     }  # fmt: skip
 
 
-def _answers(model: Classifier, x: Images) -> list[dict[str, Any]]:
-    """What the model says to each image, and how sure it is."""
-    confidence, said = logits_of(model, x).softmax(1).max(1)
-    return [{"class": c, "confidence": p} for c, p in zip(said.tolist(), confidence.tolist(), strict=True)]
+def _predictions(model: Classifier, x: Images) -> list[dict[str, Any]]:
+    confidence, predicted = logits_of(model, x).softmax(1).max(1)
+    return [{"class": c, "confidence": p} for c, p in zip(predicted.tolist(), confidence.tolist(), strict=True)]
