@@ -1,6 +1,6 @@
 """What a run is: frozen, validated, hashable; round-trips through TOML and JSON. No torch in here: `--help` is quick.
 
-Methods are names with their settings beside them; `engine/build.py` resolves the names against the rooms' tables.
+Methods are names with their settings beside them; `engine/plan.py` resolves the names against the rooms' tables.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machin
 from pixelpart.bench.train import our_step, step_config
 from pixelpart.config import Config
 from pixelpart.data.loader import Loader
-from pixelpart.engine.inputs import step_inputs
+from pixelpart.engine.batch import step_batch
 from pixelpart.runtime.device import choose_device
 from pixelpart.types import Images
 
@@ -60,6 +60,6 @@ def maker(config: Config, images: Images, device: torch.device, say: Say, *, res
             images, labels, batch_size=config.batch_size, seed=config.seed, device=device, resident=resident
         )
         numbers = itertools.cycle(range(loader.steps))
-        return lambda: step(step_inputs(config, phase, loader, None, epoch=0, step=next(numbers)))
+        return lambda: step(step_batch(config, phase, loader, None, epoch=0, step=next(numbers)))
 
     return make

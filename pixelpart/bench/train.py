@@ -14,10 +14,10 @@ from pixelpart.bench.attack import random_batch
 from pixelpart.bench.timing import Report, Run, Say, arithmetic, compare, machine, once, over
 from pixelpart.config import Config
 from pixelpart.data import augment
-from pixelpart.engine.fast import Captured
-from pixelpart.engine.plan import Phase, build
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.engine.fast import CapturedStep
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import Phase, StepBatch, train_step
 from pixelpart.errors import unknown
 from pixelpart.models import Classifier
 from pixelpart.runs import build_model
@@ -92,13 +92,13 @@ def step_config(method: str, *, model: str, batch_size: int, steps: int, precisi
     )
 
 
-def step_inputs(config: Config, phase: Phase, device: torch.device, *, size: int = 32, classes: int = 10) -> StepInputs:
+def step_inputs(config: Config, phase: Phase, device: torch.device, *, size: int = 32, classes: int = 10) -> StepBatch:
     x, y = random_batch(config.batch_size, device, size=size, classes=classes)
     moves = augment.draw(
         config.augment, config.batch_size, generator=draws.generator(0, "bench augment", device=device)
     )
-    noise = attacks.draw_noise(x, kind=phase.start, generator=draws.generator(0, "bench start", device=device))
-    return StepInputs(x, y, moves, noise)
+    noise = attacks.draw_noise(x, kind=phase.attack.start, generator=draws.generator(0, "bench start", device=device))
+    return StepBatch(x, y, moves, noise)
 
 
 def our_maker(
@@ -125,18 +125,18 @@ def our_maker(
 
 def our_step(
     config: Config, device: torch.device, say: Say, *, network: Classifier | None = None, size: int = 32
-) -> tuple[Phase, Callable[[StepInputs], None]]:
-    """The phase that follows burn-in, and its step on a new learner."""
+) -> tuple[Phase, Callable[[StepBatch], None]]:
+    """The phase that follows burn-in, and its step on a new training state."""
     plan = build(config)
-    learner = Learner(copy.deepcopy(network) if network is not None else plan.model, config, device, size=size)
-    if config.precision != "fp32" and not learner.narrow:
+    state = TrainingState(copy.deepcopy(network) if network is not None else plan.model, config, device, size=size)
+    if config.precision != "fp32" and not state.low_precision:
         say(f"{config.model} cannot be computed in {config.precision}: this is fp32")
-    learner.lr.fill_(config.optim.lr)
+    state.lr.fill_(config.optim.lr)
     step: Callable[..., None] = train_step
     if device.type == "cuda":
         torch._dynamo.reset()  # it keeps only so many versions of a function, and here every method makes some
-        step = Captured(learner, full=config.batch_size, say=say)
-    return plan.main, lambda inputs: step(learner, plan.main, inputs)
+        step = CapturedStep(state, batch_size=config.batch_size, say=say)
+    return plan.main, lambda inputs: step(state, plan.main, inputs)
 
 
 def usual_maker(method: str, config: Config, device: torch.device) -> Callable[[], Run]:
@@ -155,12 +155,12 @@ def usual_maker(method: str, config: Config, device: torch.device) -> Callable[[
     return make
 
 
-def augmented(inputs: StepInputs) -> Images:
+def augmented(inputs: StepBatch) -> Images:
     return augment.apply(inputs.augmentation, inputs.images)
 
 
 def usual_step(
-    method: str, config: Config, model: Classifier, optimizer: torch.optim.Optimizer, x: Images, inputs: StepInputs
+    method: str, config: Config, model: Classifier, optimizer: torch.optim.Optimizer, x: Images, inputs: StepBatch
 ) -> Tensor:
     attack = config.attack
     return baselines.train_step(

@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation (Wu et al. 2020): a step's gradient is taken where nearby weights do worst."""
+"""Adversarial weight perturbation (Wu et al. 2020): the gradient is taken at the worst weights nearby."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,23 +6,22 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-TINY = 1e-20  # as in the authors' code: a weight without a gradient stays where it is
+TINY = 1e-20  # as in the authors' code; a weight with zero gradient is not moved
 
 
 @contextmanager
 def perturbed(
     model: nn.Module,
-    objective: Callable[[], Tensor],
+    loss_function: Callable[[], Tensor],
     *,
     gamma: float,
-    agree: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda grads: grads,
+    all_mean: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda grads: grads,
 ) -> Iterator[None]:
-    """Inside, every weight of more than one dimension is w + gamma |w| g / |g|, with g the objective's gradient at w.
+    """Inside the block, every weight of more than one dimension is w + gamma |w| g / |g|, g the loss's gradient at w.
 
-    The norms are each tensor's own. The objective is the one that is trained (for TRADES and MART the whole of it), as
-    in the paper. The forward pass that g needs leaves batch-norm statistics as they were: those of a step come from the
-    perturbed weights alone. `agree` makes of one process's gradients those of all. On leaving, the weights are as
-    before, to the bit; with gamma 0 nothing happens at all.
+    The norms are those of each tensor. The loss is the whole training loss, also for TRADES and MART, as in the paper.
+    The forward pass for g leaves batch-norm statistics unchanged. `all_mean` averages gradients over processes. On
+    exit the weights are restored to the bit. With gamma 0 nothing is done.
     """
     if gamma == 0:
         yield
@@ -32,13 +31,13 @@ def perturbed(
     ]
     buffers = list(model.buffers())
     before, statistics = ([tensor.detach().clone() for tensor in tensors] for tensors in (weights, buffers))
-    grads = torch.autograd.grad(objective(), weights, materialize_grads=True)  # 0 for a weight that takes no part
+    grads = torch.autograd.grad(loss_function(), weights, materialize_grads=True)  # 0 for unused weights
     with torch.no_grad():
-        grads = tuple(agree(grads))
+        grads = tuple(all_mean(grads))
         for buffer, statistic in zip(buffers, statistics, strict=True):
             buffer.copy_(statistic)
-        size, slope = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(grads))
-        moves = torch._foreach_mul(grads, list((gamma * size / (slope + TINY)).unbind()))
+        norms, slopes = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(grads))
+        moves = torch._foreach_mul(grads, list((gamma * norms / (slopes + TINY)).unbind()))
         torch._foreach_add_(weights, list(moves))
     try:
         yield

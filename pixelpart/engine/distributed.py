@@ -1,7 +1,7 @@
-"""What the processes of one run do together, each after it has worked on its share of the batch.
+"""Averages over the processes of a run, each of which computes on its slice of the batch.
 
-Their weights are the same at every step. Batch norm sees a process's own share, and the statistics that it keeps are
-averaged.
+The weights are equal in all processes at every step. Batch norm normalises by a process's own slice; its running
+statistics are averaged.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pixelpart.runtime.world import World
 
 
 def means(tensors: Sequence[Tensor], n: int, world: World) -> Sequence[Tensor]:
-    """Each tensor's mean over the processes, weighed by the n images that this one has seen: as from all at once."""
+    """Each tensor's mean over the processes, weighted by their numbers of images, n in this process."""
     if world.size == 1 or not tensors:
         return tensors
     parts = [n * tensor.flatten() for tensor in tensors]
@@ -23,13 +23,13 @@ def means(tensors: Sequence[Tensor], n: int, world: World) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def average_gradients(model: nn.Module, n: int, world: World) -> None:
-    """The gradient of the mean over n images becomes that over the images of all processes."""
+    """Replaces the gradients, of a mean over n images, by those of the mean over the images of all processes."""
     _average([parameter.grad for parameter in model.parameters() if parameter.grad is not None], n, world)
 
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, n: int, world: World) -> None:
-    """What batch norm keeps becomes the mean over the processes."""
+    """Replaces batch norm's running statistics by their mean over the processes."""
     _average([buffer for buffer in model.buffers() if buffer.is_floating_point()], n, world)
 
 

@@ -1,7 +1,7 @@
-"""The fast path: `train_step` itself, its inner functions compiled, the whole of it captured as one CUDA graph.
+"""The fast path: `train_step` with its inner functions compiled, captured as one CUDA graph.
 
-A captured graph replays the same kernels on the same addresses, so what changes from step to step is copied into
-buffers beforehand, and all that a step changes (weights, momentum, averages, sums) lives at fixed addresses.
+A graph replays the same kernels on the same addresses. What changes from step to step is therefore copied into buffers
+first, and everything that a step updates (weights, momentum, averages, sums) stays at fixed addresses.
 """
 
 import dataclasses
@@ -14,148 +14,148 @@ import torch
 from torch import Tensor
 
 from pixelpart.attacks.pgd import move, signed_step, total_loss
-from pixelpart.engine.plan import Phase
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import Phase, StepBatch, train_step
 from pixelpart.types import Images, Labels
 from pixelpart.view import capture
 from pixelpart.view.capture import compiled
 
-Key = tuple[str, float, bool, int]  # what two steps from one graph have in common
-# what compiling or capturing may raise
-UNFIT = (RuntimeError, torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+Key = tuple[str, float, bool, int]  # phase, awp, full budgets or scaled, batch size: one graph for each
+COMPILE_ERRORS = (RuntimeError, torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
 
-class Captured:
-    """Does what `train_step` does, from one graph for every phase and batch size.
+class CapturedStep:
+    """Runs `train_step` from CUDA graphs, one for every phase and batch size.
 
-    Batches of `full` images go through compiled code; the short last batch of an epoch is captured as it is. What
-    cannot be compiled or captured is said once, and runs plainly from then on.
+    Batches of `batch_size` images go through compiled code; the short last batch of an epoch is captured uncompiled.
+    A step that cannot be compiled or captured is reported once and runs uncompiled from then on.
     """
 
-    def __init__(self, learner: Learner, *, full: int, say: Callable[[str], None] = print) -> None:
-        self.learner, self.full, self.say = learner, full, say
+    def __init__(self, state: TrainingState, *, batch_size: int, say: Callable[[str], None] = print) -> None:
+        self.state, self.batch_size, self.say = state, batch_size, say
         self.ascend: Callable[..., Tensor] = functools.partial(
             signed_step, total_loss=compiled(total_loss), move=compiled(move)
         )
-        learner.freeze.compile()
-        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, StepInputs]] = {}
-        self._objectives: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
+        state.attack_view.compile()
+        self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, StepBatch]] = {}
+        self._losses: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self.plain = False
+        self.plain = False  # whether compiling or capturing has failed
 
-    def __call__(self, learner: Learner, phase: Phase, inputs: StepInputs) -> None:
-        assert learner is self.learner
-        key = (phase.name, phase.awp, inputs.share is None, len(inputs.labels))
+    def __call__(self, state: TrainingState, phase: Phase, batch: StepBatch) -> None:
+        assert state is self.state
+        key = (phase.name, phase.objective.awp, batch.budget_scale is None, len(batch.labels))
         if key not in self._graphs and not self.plain:
-            self._capture_or_say(key, phase, inputs)
+            self._try_capture(key, phase, batch)
         if self.plain:
-            return train_step(learner, phase, inputs)
+            return train_step(state, phase, batch)
         graph, buffers = self._graphs[key]
-        for buffer, value in zip(tensors_in(buffers), tensors_in(inputs), strict=True):
+        for buffer, value in zip(tensors_in(buffers), tensors_in(batch), strict=True):
             buffer.copy_(value)
         graph.replay()
 
-    def _capture_or_say(self, key: Key, phase: Phase, inputs: StepInputs) -> None:
-        """Adds the graph of a phase and batch size; the learner is as before, and so is what it may draw."""
-        state = self.learner.state()
-        before = {name: tensor.clone() for name, tensor in state.items()}
+    def _try_capture(self, key: Key, phase: Phase, batch: StepBatch) -> None:
+        """Adds the graph of a phase and batch size; training state and torch's generators are left unchanged."""
+        tensors = self.state.tensors()
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
         try:
-            self._graphs[key] = self._capture(self._compiled(phase) if key[-1] == self.full else phase, inputs)
-        except UNFIT as error:
-            self._give_up(error)
+            self._graphs[key] = self._capture(self._compiled(phase) if key[-1] == self.batch_size else phase, batch)
+        except COMPILE_ERRORS as error:
+            self._run_uncompiled(error)
         with torch.no_grad():
-            for name, tensor in state.items():
+            for name, tensor in tensors.items():
                 tensor.copy_(before[name])
         torch.manual_seed(torch.initial_seed())
 
     def _compiled(self, phase: Phase) -> Phase:
-        """The phase with compiled functions; phases that differ in budgets or awp alone share the objective's."""
+        """The phase with compiled functions; phases with equal losses share the compiled loss."""
         made = compile_phase(phase, self.ascend)
-        return dataclasses.replace(made, objective=self._objectives.setdefault(phase.objective, made.objective))
+        loss = self._losses.setdefault(phase.objective.loss, made.objective.loss)
+        return dataclasses.replace(made, objective=dataclasses.replace(made.objective, loss=loss))
 
-    def _capture(self, phase: Phase, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, StepInputs]:
-        """The graph of one step, and the buffers it reads; what it learns on the way is to be undone."""
-        buffers = copy_of(inputs)
+    def _capture(self, phase: Phase, batch: StepBatch) -> tuple[torch.cuda.CUDAGraph, StepBatch]:
+        """The graph of one step and the buffers it reads; the warm-up steps change the training state."""
+        buffers = copy_of(batch)
 
-        def forget_gradients() -> None:  # those of the graph are to be its own
-            self.learner.optimizer.zero_grad(set_to_none=True)
+        def drop_gradients() -> None:  # the graph allocates its own
+            self.state.optimizer.zero_grad(set_to_none=True)
 
         graph, _ = capture.record(
-            lambda: train_step(self.learner, phase, buffers), pool=self._pool, between=forget_gradients
+            lambda: train_step(self.state, phase, buffers), pool=self._pool, between=drop_gradients
         )
         return graph, buffers
 
-    def measuring(self, measure: Callable[..., Tensor]) -> Callable[[Images, Labels, Images], Tensor]:
-        """Does what `probe.measure` does, for full batches from a graph of its own."""
-        replayed = capture.Replayed(functools.partial(measure, ascend=self.ascend))
+    def captured_probe(self, probe_batch: Callable[..., Tensor]) -> Callable[[Images, Labels, Images], Tensor]:
+        """`metrics.probe_batch`, replayed from a graph of its own for full batches."""
+        replayed = capture.Replayed(functools.partial(probe_batch, ascend=self.ascend))
 
         def run(x: Images, y: Labels, noise: Images) -> Tensor:
-            if not self.plain and len(x) == self.full:
+            if not self.plain and len(x) == self.batch_size:
                 try:
                     return replayed(x, y, noise)
-                except UNFIT as error:
-                    self._give_up(error)
-            return measure(x, y, noise)
+                except COMPILE_ERRORS as error:
+                    self._run_uncompiled(error)
+            return probe_batch(x, y, noise)
 
         return run
 
-    def _give_up(self, error: Exception) -> None:
+    def _run_uncompiled(self, error: Exception) -> None:
         self.plain, self.ascend = True, signed_step
-        self.learner.freeze.interpret()
-        self.say(f"the step cannot be compiled and captured, so it runs plainly: {reason(error)}")
+        self.state.attack_view.interpret()
+        self.say(f"the step cannot be compiled and captured; it runs uncompiled: {reason(error)}")
 
 
 def reason(error: Exception) -> str:
-    """The first line of what went wrong, not of what torch's compiler wraps around it."""
+    """The first line of the original error, not of what torch's compiler wraps around it."""
     inner = getattr(error, "inner_exception", None) or error.__cause__ or error
     return next(iter(str(inner).splitlines()), type(inner).__name__)
 
 
 def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:
-    """The phase with its costly functions compiled: the attack's step, the loss with the network in it, the budget."""
-    objective, mask = phase.objective, phase.mask
+    """The phase with its expensive functions compiled: the attack's step, the loss with the network, the budget."""
+    loss_function, mask = phase.objective.loss, phase.mask
 
     def loss(*args: Any) -> Tensor:
-        return objective(*args)
+        return loss_function(*args)
 
     if mask is not None:
-        budget_of = mask.budget
+        budget_function = mask.budget
 
         def budget(*args: Any) -> Any:
-            return budget_of(*args)
+            return budget_function(*args)
 
         mask = dataclasses.replace(mask, budget=compiled(budget))
-    attack = functools.partial(phase.attack, ascend=ascend)
-    return dataclasses.replace(phase, attack=attack, objective=compiled(loss), mask=mask)
+    attack = dataclasses.replace(phase.attack, run=functools.partial(phase.attack.run, ascend=ascend))
+    objective = dataclasses.replace(phase.objective, loss=compiled(loss))
+    return dataclasses.replace(phase, attack=attack, objective=objective, mask=mask)
 
 
-def tensors_in(inputs: Any) -> Iterator[Tensor]:
-    """The tensors of a step's inputs, always in the same order."""
-    for field in dataclasses.fields(inputs):
-        value = getattr(inputs, field.name)
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """The tensors of a batch, always in the same order."""
+    for field in dataclasses.fields(batch):
+        value = getattr(batch, field.name)
         if dataclasses.is_dataclass(value):
             yield from tensors_in(value)
         elif value is not None:
             yield value
 
 
-def copy_of(inputs: Any) -> Any:
-    """The same inputs in buffers of their own."""
-    values = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+def copy_of(batch: Any) -> Any:
+    """The batch with all of its tensors cloned."""
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     copies = {
         k: copy_of(v) if dataclasses.is_dataclass(v) else None if v is None else v.clone() for k, v in values.items()
     }
-    return dataclasses.replace(inputs, **copies)
+    return dataclasses.replace(batch, **copies)
 
 
 @contextmanager
 def fast_arithmetic() -> Iterator[None]:
-    """cuDNN may time its algorithms and keep the best, and fp32 products may be TF32; switched back on leaving."""
+    """Lets cuDNN benchmark its algorithms and fp32 products use TF32; both settings are restored on exit."""
     benchmark = torch.backends.cudnn.benchmark
     try:
         products = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the caller has set them by torch's newer switches: they stay
+    except RuntimeError:  # set through torch's newer switches, which stay as they are
         products = None
     torch.backends.cudnn.benchmark = True
     if products is not None:

@@ -1,6 +1,6 @@
-"""Optimisers whose state exists from the start, at addresses that never change: a checkpoint is copied into it.
+"""Optimisers whose state exists from the start at fixed addresses; loading a checkpoint copies into it.
 
-The learning rate is a tensor, so that a captured step reads the rate of its own step.
+The learning rate is a tensor, so that a captured step reads the current rate.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from pixelpart.config import OptimConfig
 
 BETA2 = 0.999  # AdamW's decay of the squared gradient
-# What torch calls its state, and what a checkpoint calls it.
+# Names of the state in torch, and in a checkpoint.
 SLOTS = {"momentum_buffer": "momentum", "exp_avg": "mean_gradient", "exp_avg_sq": "squared_gradient", "step": "steps"}
 
 
@@ -29,7 +29,7 @@ def sgd(model: nn.Module, lr: Tensor, optim: OptimConfig) -> Optimizer:
 def adamw(model: nn.Module, lr: Tensor, optim: OptimConfig) -> Optimizer:
     """w <- w - lr weight_decay w, then w <- w - lr m / (sqrt(v) + 1e-8) with the means m of g and v of g^2.
 
-    Loshchilov and Hutter 2019; both means are freed of their start at 0, as there.
+    Loshchilov and Hutter 2019, with their bias correction of both means.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -39,7 +39,7 @@ def adamw(model: nn.Module, lr: Tensor, optim: OptimConfig) -> Optimizer:
         fused=True,
         capturable=True,
     )
-    optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]  # the plain path is no mistake
+    optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]  # running uncaptured is intended on the plain path
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, Tensor, OptimConfig], Optimizer]] = {
 
 
 def state_of(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The live tensors that the next step depends on, each under its slot and its weight's name."""
+    """The optimiser's own tensors, no copies, named SLOT.PARAMETER as in a checkpoint."""
     return {
         f"{SLOTS[slot]}.{name}": tensor
         for name, parameter in model.named_parameters()

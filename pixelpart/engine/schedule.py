@@ -1,4 +1,4 @@
-"""The learning rate as a function of how far the run is."""
+"""The learning rate as a function of the epoch, which may be fractional."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pixelpart.config import OptimConfig
 
 
 def step(optim: OptimConfig, epoch: float, epochs: int) -> float:
-    """lr, divided by 10 once for every epoch of `decay_at` that has begun."""
+    """lr, divided by 10 once for every epoch of `decay_at` that is reached."""
     return optim.lr * 0.1 ** sum(epoch >= at for at in optim.decay_at)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish, which a run grants when its work is safe."""
+"""Ctrl-C and SIGTERM as a request, which the training loop honours after saving."""
 
 import signal
 import threading
@@ -9,18 +9,18 @@ from types import FrameType
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set instead of interrupting; a second Ctrl-C interrupts at once."""
+    """An event that Ctrl-C and SIGTERM set; a second signal raises KeyboardInterrupt at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def request(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:

@@ -1,5 +1,6 @@
-"""What a run changes as it learns: weights, optimiser, averaged weights, and the sums behind a row of metrics."""
+"""What training changes: weights, optimiser state, averaged weights, and the sums behind a row of metrics."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor, nn
 
 from pixelpart.config import Config
 from pixelpart.data import of_config
-from pixelpart.engine.averaging import Average
 from pixelpart.engine.awp import perturbed
 from pixelpart.engine.distributed import average_gradients, average_statistics, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
@@ -17,75 +17,42 @@ from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
 from pixelpart.types import Budget
 
-ALONE = World()
+SINGLE = World()
 
 
-class Tally:
-    """Sums over an epoch's images, kept on the device and read once in a while."""
+class TrainingState:
+    """The model and everything that a step updates.
 
-    FIELDS = ("images", "loss", "budget", "high", "dead", "broken_steps")
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(len(self.FIELDS), dtype=torch.float64, device=device)
-
-    @torch.no_grad()
-    def add(self, loss: Tensor, budget: Budget, dead: Tensor, *, n: int, middle: Budget) -> None:
-        level = budget if isinstance(budget, Tensor) else loss.new_full((), budget)
-        values = (
-            torch.ones_like(loss),
-            loss,
-            level.mean(),
-            (level >= middle).float().mean(),
-            dead / n,
-            (~loss.isfinite()).float() / n,
-        )
-        self.sums += n * torch.stack([value.detach().double() for value in values])
-
-    def read(self, world: World = ALONE) -> dict[str, float]:
-        """The sums over all processes, as numbers; waits for the device."""
-        return dict(zip(self.FIELDS, world.total(self.sums).tolist(), strict=True))
-
-    def gather(self, world: World) -> None:
-        """The process that leads takes the sums of all, the others begin anew: as it is after a checkpoint is read."""
-        total = world.total(self.sums)
-        self.sums.copy_(total if world.leads else torch.zeros_like(total))
-
-
-class Learner:
-    """`model` holds the weights, `network` computes with them in train mode, `freeze()` shows them to the attack."""
+    `model` holds the weights, `network` computes with them in train mode, `attack_view()` is the model as the attack
+    sees it. All tensors stay at the same addresses, as a captured step requires.
+    """
 
     def __init__(
-        self,
-        model: Classifier,
-        config: Config,
-        device: torch.device,
-        world: World = ALONE,
-        *,
-        size: int | None = None,
+        self, model: Classifier, config: Config, device: torch.device, world: World = SINGLE, *, size: int | None = None
     ) -> None:
-        """`size` of the images, if it is not that of the data set."""
+        """`size`: side of the images (default: that of the data set)."""
         self.world = world
         self.model = model.to(device).train()
         size = size or of_config(config).size
         self.layout = lay_out(self.model, size=size, device=device)
         dtype = PRECISIONS[config.precision]
-        self.freeze, working = views_in(dtype, self.model, size=size, device=device, layout=self.layout)
-        self.narrow = working is not None
-        self.network: Callable[[Tensor], Tensor] = working or self.model
-        self.average = Average(self.model, config.ema) if config.ema else None
+        self.attack_view, training_view = views_in(dtype, self.model, size=size, device=device, layout=self.layout)
+        self.low_precision = training_view is not None
+        self.network: Callable[[Tensor], Tensor] = training_view or self.model
+        self.average = WeightAverage(self.model, config.ema) if config.ema else None
         self.tally = Tally(device)
         self.lr = torch.zeros((), device=device)
         self.optimizer = OPTIMIZERS[config.optim.name](self.model, self.lr, config.optim)
         self.clip = config.optim.clip
 
-    def descend(self, objective: Callable[[], Tensor], *, n: int, awp: float = 0.0) -> Tensor:
-        """One step of the optimiser down the objective's gradient, taken at weights perturbed by `awp`; the loss.
+    def descend(self, loss_function: Callable[[], Tensor], *, n: int, awp: float = 0.0) -> Tensor:
+        """Takes one optimiser step on the gradient at weights perturbed by `awp`, and returns the loss.
 
-        The objective is a mean over n images; where other processes have images too, the step is that of all of them.
+        The loss is a mean over n images. Gradients are averaged over the images of all processes.
         """
         self.optimizer.zero_grad()
-        with perturbed(self.model, objective, gamma=awp, agree=lambda grads: means(grads, n, self.world)):
-            loss = objective()
+        with perturbed(self.model, loss_function, gamma=awp, all_mean=lambda grads: means(grads, n, self.world)):
+            loss = loss_function()
             loss.backward()
         average_gradients(self.model, n, self.world)
         if self.clip:
@@ -97,8 +64,8 @@ class Learner:
         return loss
 
     @property
-    def judged(self) -> Classifier:
-        """The weights that are evaluated: the average where there is one."""
+    def evaluated_model(self) -> Classifier:
+        """The model that is evaluated: the averaged one if there is an average."""
         return self.model if self.average is None else self.average.model
 
     def weights(self) -> dict[str, Tensor]:
@@ -108,6 +75,55 @@ class Learner:
             named |= {f"average.{name}": tensor for name, tensor in self.average.model.state_dict().items()}
         return named
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, as live tensors."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, by its name in a checkpoint; the tensors themselves, no copies."""
         return self.weights() | state_of(self.optimizer, self.model) | {"tally": self.tally.sums}
+
+
+class WeightAverage:
+    """average <- decay average + (1 - decay) model, after every step; parameters and batch-norm statistics alike."""
+
+    def __init__(self, model: Classifier, decay: float) -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay = decay
+        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        self._averaged, self._live = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
+        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        torch._foreach_lerp_(self._averaged, self._live, 1 - self.decay)
+        for averaged, live in self._counters:
+            averaged.copy_(live)
+
+
+class Tally:
+    """Sums over an epoch's images, kept on the device and read rarely."""
+
+    FIELDS = ("images", "loss", "budget", "high", "dead", "broken_steps")
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(len(self.FIELDS), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, budget: Budget, dead: Tensor, *, n: int, high_from: Budget) -> None:
+        """Adds a step on n images: its mean loss, its budgets and its number of dead maps."""
+        level = budget if isinstance(budget, Tensor) else loss.new_full((), budget)
+        values = (
+            torch.ones_like(loss),
+            loss,
+            level.mean(),
+            (level >= high_from).float().mean(),
+            dead / n,
+            (~loss.isfinite()).float() / n,
+        )
+        self.sums += n * torch.stack([value.detach().double() for value in values])
+
+    def read(self, world: World = SINGLE) -> dict[str, float]:
+        """The sums over all processes, as numbers; waits for the device."""
+        return dict(zip(self.FIELDS, world.total(self.sums).tolist(), strict=True))
+
+    def gather(self, world: World) -> None:
+        """Moves the sums of all processes into the first and zeroes the others, as after loading a checkpoint."""
+        total = world.total(self.sums)
+        self.sums.copy_(total if world.leads else torch.zeros_like(total))

@@ -1,118 +1,161 @@
-"""One iteration of pixel-reweighted adversarial training, as the paper's Algorithm 3 has it.
+"""One iteration of pixel-reweighted adversarial training: the paper's Algorithm 3.
 
-Nothing in here waits for the device, branches on a tensor's value or draws a random number: all randomness comes in
-with the batch. So the whole iteration can be compiled and captured as it stands.
+Nothing here waits for the device, branches on the value of a tensor or draws a random number: all randomness arrives
+with the batch. The whole iteration can therefore be compiled and captured as it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pixelpart import masks
 from pixelpart.attacks.ball import start_point
 from pixelpart.data import augment
-from pixelpart.engine.plan import Phase
-from pixelpart.engine.state import Learner
+from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
+from pixelpart.masks import BudgetPolicy
 from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Targets
 from pixelpart.view.borrow import FrozenView
 
 
 @dataclass(frozen=True)
-class StepInputs:
-    """What changes from step to step: a mini-batch, its augmentation, its start noise, its stored maps if any.
+class TrainingAttack:
+    """The inner maximisation: which attack, where it starts, and what it moves the prediction away from."""
 
-    While eps ramps up, also the share of the budgets that each image has; a tensor, so that one captured step serves
-    the whole ramp.
+    run: Callable[..., Tensor]  # run(model, x, away_from, budget, start=...) -> x_adv
+    start: str  # kind of start: uniform, normal or none
+    starts: int  # start images for each image
+    away_from: str  # "labels", "targets" (of a mixed image, the share of each class) or "clean logits" (KL)
+
+
+@dataclass(frozen=True)
+class TrainingObjective:
+    """The outer minimisation."""
+
+    loss: Callable[..., Tensor]  # loss(model, x, x_adv, targets), label smoothing included
+    classes: int
+    awp: float = 0.0  # how far the weights are perturbed, relative to their norms
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The epochs that train in one way: burn-in, or the epochs after it."""
+
+    name: str  # burn-in, mask or plain
+    eps: float  # the budget where there is no mask
+    attack: TrainingAttack
+    mask: BudgetPolicy | None
+    objective: TrainingObjective
+    budget_scale: float = 1.0  # factor on all budgets while eps ramps up
+
+    @property
+    def needs_clean_pass(self) -> bool:
+        """Whether a step begins with a forward pass on the clean images."""
+        return self.attack.away_from == "clean logits" or (self.mask is not None and not self.mask.stored)
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Everything that differs between two steps: the images and the random draws made for them.
+
+    A captured step reads these tensors from fixed buffers; numbers of the phase are constants in it.
     """
 
     images: Images
     labels: Labels
     augmentation: augment.Params
-    noise: Tensor
-    maps: Map | None = None
-    share: BudgetMap | None = None
+    noise: Tensor  # start noise, with a leading dimension where an attack has several starts
+    maps: Map | None = None  # stored raw maps
+    budget_scale: BudgetMap | None = None  # factor on the budgets, only while eps ramps up
 
 
 @dataclass(frozen=True)
-class Clean:
-    """What the model makes of the clean batch: one forward, shared by the mask and by TRADES."""
+class CleanPass:
+    """The model's outputs on the clean images: one forward pass, shared by the mask and by TRADES."""
 
     acts: Activations
     logits: Logits
 
 
-def train_step(learner: Learner, phase: Phase, inputs: StepInputs) -> None:
-    """Crafts adversarial examples inside the budget, takes one descent step on them, and adds to the epoch's tally."""
-    x = augment.picture(inputs.augmentation, inputs.images).contiguous(memory_format=learner.layout)
-    target = shown(phase, x, inputs)
-    y = likeliest(target)
-    model = learner.freeze()  # eval mode, the weights as they are now
-    clean = look(model, x) if phase.looks else None
+def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
+    """Crafts adversarial examples inside the budget, descends on them once, and adds to the epoch's sums."""
+    x = augment.picture(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
+    targets = training_targets(batch, x, classes=phase.objective.classes)
+    y = likeliest(targets)
+    view = state.attack_view()  # eval mode, the weights as they are now
+    clean = clean_pass(view, x) if phase.needs_clean_pass else None
 
-    budget, dead = pixel_budget(learner, model, phase, x, y, clean, inputs)  # Algorithm 1
-    middle: Budget = phase.middle
-    if inputs.share is not None:
-        budget, middle = inputs.share * budget, inputs.share * middle
-    start = start_points(x, budget, inputs.noise, kind=phase.start)
-    away_from = target if phase.compares_targets else y
-    if clean is not None and phase.compares_logits:
-        away_from = clean.logits
-    x_adv = phase.attack(model, x, away_from, budget, start=start)  # Algorithm 2
+    budget, high_from, dead = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
+    start = start_points(x, budget, batch.noise, kind=phase.attack.start)
+    away_from = attack_target(phase.attack, targets, y, clean)
+    x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
 
-    # Algorithm 3, line 8
-    loss = learner.descend(lambda: phase.objective(learner.network, x, x_adv, target), n=len(y), awp=phase.awp)
-    learner.tally.add(loss, budget, dead, n=len(y), middle=middle)
+    def loss_at_current_weights() -> Tensor:
+        return phase.objective.loss(state.network, x, x_adv, targets)
+
+    loss = state.descend(loss_at_current_weights, n=len(y), awp=phase.objective.awp)  # Algorithm 3, line 8
+    state.tally.add(loss, budget, dead, n=len(y), high_from=high_from)
 
 
-def shown(phase: Phase, x: Images, inputs: StepInputs) -> Targets:
-    """What each image is of: its label, or where images are mixed the share of its pixels that each class has."""
-    if inputs.augmentation.mix is None:
-        return inputs.labels
-    labels = one_hot(inputs.labels, phase.classes, dtype=x.dtype)
-    return augment.mixed(inputs.augmentation, labels, (x.shape[-2], x.shape[-1]))
+def training_targets(batch: StepBatch, x: Images, *, classes: int) -> Targets:
+    """The labels; for mixed images the probability of each class, its share of the pixels."""
+    if batch.augmentation.mix is None:
+        return batch.labels
+    labels = one_hot(batch.labels, classes, dtype=x.dtype)
+    return augment.mixed(batch.augmentation, labels, (x.shape[-2], x.shape[-1]))
+
+
+@torch.no_grad()
+def clean_pass(view: FrozenView, x: Images) -> CleanPass:
+    acts = view.features(x)
+    return CleanPass(acts, view.head(acts))
+
+
+@torch.no_grad()
+def pixel_budget(
+    state: TrainingState,
+    phase: Phase,
+    view: FrozenView,
+    x: Images,
+    y: Labels,
+    clean: CleanPass | None,
+    batch: StepBatch,
+) -> tuple[Budget, Budget, Tensor]:
+    """How far each pixel may move, from where on a budget counts as high, and the number of dead maps.
+
+    A fresh map is read from the very images that are attacked. A stored map belongs to the image before augmentation
+    and its budget moves with the image; padding and erased pixels, which it does not cover, get eps.
+    """
+    mask, size = phase.mask, (x.shape[-2], x.shape[-1])
+    budget: Budget
+    high_from: Budget
+    if mask is None:
+        budget, high_from, dead = phase.eps, 0.0, torch.zeros((), device=x.device)
+    elif mask.stored:
+        assert batch.maps is not None
+        budget, flags = mask.budget(batch.maps, size)
+        budget, high_from = augment.apply(batch.augmentation, budget, fill=mask.eps), mask.high_from
+        dead = flags.sum()
+    else:
+        assert clean is not None
+        budget, flags = mask.budget(mask.maps(state.model, view, x, y, clean.acts, clean.logits), size)
+        high_from, dead = mask.high_from, flags.sum()
+    if batch.budget_scale is not None:
+        budget, high_from = batch.budget_scale * budget, batch.budget_scale * high_from
+    return budget, high_from, dead
 
 
 def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tensor:
-    """Where the attack begins: one image each, or as many as the noise has."""
+    """Where the attack starts: one image for each image, or as many as there are noises."""
     if noise.ndim == x.ndim:
         return start_point(x, budget, noise, kind=kind)
     return torch.stack([start_point(x, budget, part, kind=kind) for part in noise])
 
 
-@torch.no_grad()
-def look(model: FrozenView, x: Images) -> Clean:
-    acts = model.features(x)
-    return Clean(acts, model.head(acts))
-
-
-@torch.no_grad()
-def pixel_budget(
-    learner: Learner, model: FrozenView, phase: Phase, x: Images, y: Labels, clean: Clean | None, inputs: StepInputs
-) -> tuple[Budget, Tensor]:
-    """How far each pixel may move, and how many images have a dead map.
-
-    A fresh map is read off the very images that are attacked. A stored one belongs to the picture before augmentation
-    and moves with it; padding and what is cut out, which it does not know, get eps.
-    """
-    mask, size = phase.mask, (x.shape[-2], x.shape[-1])
-    if mask is None:
-        return phase.eps, torch.zeros((), device=x.device)
-    if mask.stored:
-        assert inputs.maps is not None
-        budget, dead = mask.budget(inputs.maps, size)
-        return augment.apply(inputs.augmentation, budget, fill=phase.eps), dead.sum()
-    assert clean is not None
-    budget, dead = mask.budget(class_map(learner, model, phase, x, y, clean), size)
-    return budget, dead.sum()
-
-
-def class_map(learner: Learner, model: FrozenView, phase: Phase, x: Images, y: Labels, clean: Clean) -> Map:
-    """The map of each image's class: from the clean pass at the last layer; elsewhere, or of attention, by its own."""
-    mask = phase.mask
-    assert mask is not None
-    target = y if mask.of_label else clean.logits.argmax(1)
-    if mask.layer == "features" and mask.cam in masks.CAMS:
-        return masks.features_cam(model, clean.acts, target, method=mask.cam)
-    return masks.cam(learner.model, x, target, method=mask.cam, layer=mask.layer)
+def attack_target(attack: TrainingAttack, targets: Targets, y: Labels, clean: CleanPass | None) -> Tensor:
+    """What the attack moves the prediction away from."""
+    if attack.away_from == "clean logits":
+        assert clean is not None
+        return clean.logits
+    return targets if attack.away_from == "targets" else y

@@ -1,31 +1,28 @@
-"""Maps of un-augmented training images: what the store holds, and what the damage is worked out with."""
+"""Maps of training images before augmentation, computed for all images at once and kept for some epochs."""
 
 import torch
 
 from pixelpart.data.loader import Loader
-from pixelpart.engine.plan import Phase
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import class_map, look
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import place
-from pixelpart.masks import MaskStore
+from pixelpart.masks import BudgetPolicy, MaskStore
 from pixelpart.types import Images, Labels, Map
 
 
-def maps_of(learner: Learner, phase: Phase, x: Images, y: Labels) -> Map:
-    """The present model's maps of the images, as the phase's mask reads them."""
-    model = learner.freeze()
-    return class_map(learner, model, phase, x, y, look(model, x))
+def current_maps(state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels) -> Map:
+    """The raw maps of the images at the present weights."""
+    view = state.attack_view()
+    clean = clean_pass(view, x)
+    return mask.maps(state.model, view, x, y, clean.acts, clean.logits)
 
 
-def renew(store: MaskStore, learner: Learner, phase: Phase, loader: Loader, *, chunk: int) -> None:
-    """Fills the store with the present model's maps of all training images, so many at a time.
-
-    Several processes make a part each.
-    """
+def renew_maps(store: MaskStore, state: TrainingState, mask: BudgetPolicy, loader: Loader, *, chunk: int) -> None:
+    """Fills the store with the current maps of all training images, `chunk` at a time, shared between processes."""
     device, world = store.maps.device, loader.world
     store.maps.zero_()
     for index in torch.arange(len(loader))[world.slice(len(loader))].split(chunk):
-        x, y = place(*loader.take(index), device=device, layout=learner.layout)
-        store.put(index.to(device), maps_of(learner, phase, x, y))
+        x, y = place(*loader.take(index), device=device, layout=state.layout)
+        store.put(index.to(device), current_maps(state, mask, x, y))
     if world.size > 1:
         store.maps.copy_(world.total(store.maps))

@@ -1,8 +1,8 @@
-"""The run: epochs of steps, a row of metrics after each, checkpoints from which it goes on as if never stopped."""
+"""A training run: epochs of steps, a row of metrics after each, and checkpoints from which it resumes bit for bit."""
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -11,28 +11,28 @@ import torch
 
 from pixelpart import draws
 from pixelpart.config import Config
-from pixelpart.engine import probe, review, training_data
+from pixelpart.engine import metrics, training_data
+from pixelpart.engine.batch import step_batch
 from pixelpart.engine.checkpoint import Checkpoints, Position
-from pixelpart.engine.fast import Captured, fast_arithmetic
-from pixelpart.engine.inputs import step_inputs
+from pixelpart.engine.fast import CapturedStep, fast_arithmetic
 from pixelpart.engine.plan import Plan, build
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.signals import stop_requests
-from pixelpart.engine.state import Learner
+from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
-from pixelpart.engine.stored_maps import maps_of, renew
+from pixelpart.engine.stored_maps import current_maps, renew_maps
 from pixelpart.engine.views import takes_one_image
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import MaskStore
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import ieee_fp32
-from pixelpart.runtime.progress import Progress, Screen
+from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.world import World, joined, local_device
 from pixelpart.view.borrow import FrozenView
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
-CHECK_STEPS = 50  # how often the flag for a loss that is not finite is read
+CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
 
 
 def train(
@@ -45,11 +45,11 @@ def train(
     save_seconds: float = SAVE_SECONDS,
     fast: bool = True,
 ) -> Run:
-    """Trains what the config says into the folder `out`, or goes on with the run that is there; returns it opened.
+    """Trains the config in the folder `out`, or resumes the run that is there; returns the finished run.
 
-    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then goes on where it stopped. On a GPU the step
-    is compiled and captured unless `fast` is False; the numbers differ by rounding alone, but for a network's dropout.
-    Processes that torchrun has started share every batch.
+    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then resumes. On a GPU the step is compiled and
+    captured unless `fast` is False; the two paths differ by rounding, and in the draws of a network's dropout.
+    Processes started by torchrun share every batch.
     """
     config = training_data.settled(config)
     plan = build(config)
@@ -62,12 +62,12 @@ def train(
             trainer = Trainer(plan, folder, place, shown, world, data_root=data_root, fast=fast)
             with folder.locked() if world.leads else nullcontext():
                 trainer.run(save_seconds)
-            world.wait()  # for what the first one writes
+            world.wait()  # until the first process has written its files
     return Run(folder.path)
 
 
 class Trainer:
-    """One process's part in one run."""
+    """One process of one run."""
 
     def __init__(
         self,
@@ -84,195 +84,189 @@ class Trainer:
         self.plan, self.config, self.folder, self.device = plan, config, folder, device
         self.screen, self.world = screen, world
         if config.batch_size < world.size:
-            raise UserError(f"batch_size {config.batch_size} leaves some of {world.size} processes without an image")
-        self.learner = Learner(plan.model, config, device, world)
+            raise UserError(f"batch_size {config.batch_size} is smaller than the number of processes, {world.size}")
+        self.state = TrainingState(plan.model, config, device, world)
         self.step: Callable[..., None] = train_step
-        self.measure: probe.Measure = functools.partial(probe.measure, self._judged, config)
-        self.chunk = self.probed_at_once = 1024 if device.type == "cuda" else 128
+        self.probe_batch: metrics.ProbeBatch = functools.partial(metrics.probe_batch, self.evaluated_view, config)
+        self.chunk = self.probe_chunk = 1024 if device.type == "cuda" else 128
         if fast and device.type == "cuda" and world.size == 1:
-            self.go_fast()
+            self.use_fast_path()
 
-        self.loader, self.probes = training_data.load(
-            config, data_root, device=device, world=world, screen=screen, layout=self.learner.layout
+        self.loader, self.probe_sets = training_data.load(
+            config, data_root, device=device, world=world, screen=screen, layout=self.state.layout
         )
         self.check_last_batch()
         self.measured_on = "held-out" if config.holdout else "test"
         self.skipped = training_data.skipped(config, data_root)
-        self.store = self._empty_store() if plan.main.mask and plan.main.mask.stored else None
-        self.checkpoints = Checkpoints(folder, config, self.learner, self.store, writes=world.leads)
-        self.at = Position()
-        self.only_class: int | None = None  # of a run that has collapsed
+        mask = plan.main.mask
+        self.store = None
+        if mask is not None and mask.stored:
+            x, y = (tensor[:1] for tensor in self.probe_sets["train"])
+            size = current_maps(self.state, mask, x, y).shape[1:]
+            self.store = MaskStore(len(self.loader), size, device=device)
+        self.checkpoints = Checkpoints(folder, config, self.state, self.store, writes=world.leads)
+        self.position = Position()
+        self.collapsed_to: int | None = None  # the only class that the model predicts
 
-    def go_fast(self) -> None:
-        """Steps and measurements from graphs from now on, where that can be."""
-        captured = Captured(self.learner, full=self.config.batch_size, say=self.say)
-        self.step, self.measure, self.probed_at_once = captured, captured.measuring(self.measure), captured.full
+    def use_fast_path(self) -> None:
+        """Compiles and captures steps and probes from now on."""
+        captured = CapturedStep(self.state, batch_size=self.config.batch_size, say=self.say)
+        self.step, self.probe_batch = captured, captured.captured_probe(self.probe_batch)
+        self.probe_chunk = captured.batch_size
+
+    def evaluated_view(self) -> FrozenView:
+        return self.state.attack_view(self.state.evaluated_model)
 
     # -- the loop
 
     def run(self, save_seconds: float) -> None:
         steps, epochs = self.loader.steps, self.config.epochs
         self.folder.check_config(self.config)
-        self.at = self.checkpoints.resume(steps, len(self.loader))
+        self.position = self.checkpoints.resume(steps, len(self.loader))
         if self.world.leads:
             self.folder.write_config(self.config)
         else:
-            self.learner.tally.sums.zero_()  # what was saved are the sums of all
-        if self.at.step == steps * epochs:
+            self.state.tally.sums.zero_()  # the checkpoint holds the sums of all processes
+        if self.position.step == steps * epochs:
             self.say(f"{self.folder.path} is finished: {epochs} epochs")
             return
         self.announce()
-        arithmetic = fast_arithmetic() if self.learner.narrow else ieee_fp32(self.device)
+        arithmetic = fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with arithmetic, generators, stop_requests() as stop, self.screen.bars() as move:
-            saved = time.monotonic()
-            for epoch in range(self.at.step // steps, epochs):
-                for _ in self.steps_of(epoch, move):
-                    stopped, late = self.agreed(stop.is_set(), time.monotonic() - saved > save_seconds)
-                    if (stopped or late) and self.at.step % steps:
-                        self.save()
-                        saved = time.monotonic()
-                        self.leave(stopped)
+        with arithmetic, generators, stop_requests() as stop, self.screen.bars() as progress:
+            self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
+            for epoch in range(self.position.step // steps, epochs):
+                self.begin_epoch(epoch)
+                for step in range(self.position.step % steps, steps):
+                    self.take_step(epoch, step)
+                    size, note = self.config.batch_size, f"epoch {epoch + 1}/{epochs}"
+                    progress(self.config.recipe, self.position.step * size, steps * epochs * size, note)
+                    if step + 1 < steps:
+                        self.save_if_due()
                 self.finish_epoch(epoch)
-                stopped, late = self.agreed(stop.is_set(), time.monotonic() - saved > save_seconds)
-                if stopped or late or epoch + 1 == epochs or self.checkpoints.keeps(epoch + 1):
-                    self.save()
-                    saved = time.monotonic()
-                if epoch + 1 < epochs:
-                    self.leave(stopped)
+                last = epoch + 1 == epochs
+                self.save_if_due(always=last or self.checkpoints.keeps(epoch + 1), may_stop=not last)
 
-    def steps_of(self, epoch: int, move: Progress) -> Iterator[None]:
-        """Takes the remaining steps of an epoch, one for every turn of the caller's loop."""
-        phase, steps = self.plan.phase(epoch), self.loader.steps
-        self.began, self.images_here = time.monotonic(), 0
-        if self.at.step % steps == 0:
-            self.learner.tally.sums.zero_()
-            if self.store is not None and (self.plan.renews_maps(epoch) or self.at.forked_here):
-                renew(self.store, self.learner, self.plan.main, self.loader, chunk=self.chunk)
-        for step in range(self.at.step % steps, steps):
-            rate = SCHEDULES[self.config.optim.schedule](
-                self.config.optim, epoch + (step + 0.5) / steps, self.config.epochs
-            )
-            self.learner.lr.fill_(rate)
-            inputs = step_inputs(self.config, phase, self.loader, self.store, epoch=epoch, step=step)
-            stream = f"network of process {self.world.rank}" if self.world.rank else "network"
-            draws.seed_torch(self.config.seed, stream, epoch, step)
-            self.step(self.learner, phase, inputs)
-            self.at.step += 1
-            self.at.forked_here = False
-            self.images_here += len(inputs.labels)
-            if self.at.step % CHECK_STEPS == 0 or step + 1 == steps:
-                self.check_finite()
-            size = self.config.batch_size
-            move(
-                self.config.recipe,
-                self.at.step * size,
-                steps * self.config.epochs * size,
-                f"epoch {epoch + 1}/{self.config.epochs}",
-            )
-            yield
+    def begin_epoch(self, epoch: int) -> None:
+        """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
+        self.epoch_began, self.epoch_images = time.monotonic(), 0
+        if self.position.step % self.loader.steps == 0:
+            self.state.tally.sums.zero_()
+            mask = self.plan.main.mask
+            if self.store is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
+                assert mask is not None
+                renew_maps(self.store, self.state, mask, self.loader, chunk=self.chunk)
+
+    def take_step(self, epoch: int, step: int) -> None:
+        config, steps = self.config, self.loader.steps
+        phase = self.plan.phase(epoch)
+        self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
+        batch = step_batch(config, phase, self.loader, self.store, epoch=epoch, step=step)
+        stream = f"network of process {self.world.rank}" if self.world.rank else "network"
+        draws.seed_torch(config.seed, stream, epoch, step)  # for a network's dropout
+        self.step(self.state, phase, batch)
+        self.position.step += 1
+        self.position.forked_here = False
+        self.epoch_images += len(batch.labels)
+        if self.position.step % CHECK_STEPS == 0 or step + 1 == steps:
+            self.check_finite()
 
     def finish_epoch(self, epoch: int) -> None:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
-        trained = time.monotonic() - self.began
-        sums = self.learner.tally.read(self.world)
-        readings = {
-            name: probe.read(self.measure, x, y, seed=self.config.seed, stream=name, chunk=self.probed_at_once)
-            for name, (x, y) in self.probes.items()
+        seconds = time.monotonic() - self.epoch_began
+        sums = self.state.tally.read(self.world)
+        probes = {
+            name: metrics.probe(self.probe_batch, x, y, seed=self.config.seed, stream=name, chunk=self.probe_chunk)
+            for name, (x, y) in self.probe_sets.items()
         }
-        self.at.epoch = epoch + 1
-        if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in is not yet the method
-            self.checkpoints.consider(readings[self.measured_on].robust_ce, self.at)
-        row = review.row(
+        self.position.epoch = epoch + 1
+        if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in epochs do not count as best
+            self.checkpoints.consider(probes[self.measured_on].robust_ce, self.position)
+        row = metrics.epoch_row(
             epoch,
             self.plan.phase(epoch),
-            self.learner,
+            self.state,
             sums=sums,
-            readings=readings,
+            probes=probes,
             measured_on=self.measured_on,
-            images=self.probes["train"],
+            images=self.probe_sets["train"],
         )
-        row["seconds"] = time.monotonic() - self.began
-        row["images_per_second"] = self.images_here * self.world.size / trained
+        row["seconds"] = time.monotonic() - self.epoch_began
+        row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:
             self.folder.write_metrics([*self.folder.read_metrics(), row])
-        self.say(review.summary(row, self.config.epochs))
-        x, y = self.probes[self.measured_on]
-        # the weights as they are: an average lags behind them
-        before, self.only_class = self.only_class, review.collapsed(self.learner.freeze(), x, y, chunk=self.chunk)
-        if self.only_class not in (None, before):  # told when it begins, not after every epoch
-            self.say(
-                f"collapsed: all {len(y)} {self.measured_on} images are called class {self.only_class}; "
-                "a lower optim.lr, another seed or --eps-ramp 5 may help"
-            )
+        self.say(metrics.summary(row, self.config.epochs))
+        self.report_collapse()
         if row["dead_cams"] >= sums["images"]:
-            self.say(
-                "every heat map of this epoch was dead, so every pixel had eps: is the feature map a single point?"
-            )
+            self.say("every heat map of this epoch was zero, so all pixels had eps: is the feature map a single point?")
 
-    # -- parts
+    # -- saving and stopping
 
-    def agreed(self, *wishes: bool) -> list[bool]:
-        """The wishes that any process has, in all of them."""
-        return list(wishes) if self.world.size == 1 else self.world.any_of(torch.tensor(wishes)).tolist()
+    def save_if_due(self, *, always: bool = False, may_stop: bool = True) -> None:
+        """Saves if some time has passed or a stop was requested, in any process; a stop then ends the run."""
+        wishes = [self.stop.is_set(), time.monotonic() - self.saved_at > self.save_seconds]
+        stop, due = wishes if self.world.size == 1 else self.world.any_of(torch.tensor(wishes)).tolist()
+        if stop or due or always:
+            self.state.tally.gather(self.world)
+            self.checkpoints.save(self.position)
+            self.saved_at = time.monotonic()
+        if stop and may_stop:
+            self.say(f"stopped after step {self.position.step}; the same command resumes from there")
+            raise KeyboardInterrupt
 
-    def save(self) -> None:
-        self.learner.tally.gather(self.world)
-        self.checkpoints.save(self.at)
-
-    def _judged(self) -> FrozenView:
-        return self.learner.freeze(self.learner.judged)
-
-    def _empty_store(self) -> MaskStore:
-        x, y = (tensor[:1] for tensor in self.probes["train"])
-        return MaskStore(len(self.loader), maps_of(self.learner, self.plan.main, x, y).shape[1:], device=self.device)
+    # -- checks and messages
 
     def check_last_batch(self) -> None:
-        """A UserError now, and not at the end of the first epoch, where a process gets a single image there."""
-        n, size, (x, _) = len(self.loader), self.config.batch_size, self.probes["train"]
+        """Raises a UserError if the last batch is one image and the model cannot be trained on it."""
+        n, size, (x, _) = len(self.loader), self.config.batch_size, self.probe_sets["train"]
         if (n % size or size) // self.world.size > 1:
             return
-        if not takes_one_image(self.learner.model, size=x.shape[-1], device=self.device, layout=self.learner.layout):
+        if not takes_one_image(self.state.model, size=x.shape[-1], device=self.device, layout=self.state.layout):
             raise UserError(
-                f"batch_size {size} leaves a batch of one of {n} images, on which {self.config.model} cannot be "
-                "trained (batch norm of single values); choose another"
+                f"batch_size {size} leaves a last batch of one of {n} images, on which {self.config.model} cannot be "
+                "trained (batch norm over a single value); choose another batch_size"
             )
 
     def check_finite(self) -> None:
-        if self.learner.tally.read(self.world)["broken_steps"]:
-            raise Diverged(f"the loss was not finite at or before step {self.at.step}; {self.checkpoints.last_good()}")
+        if self.state.tally.read(self.world)["broken_steps"]:
+            raise Diverged(
+                f"the loss was not finite at or before step {self.position.step}; {self.checkpoints.last_good()}"
+            )
+
+    def report_collapse(self) -> None:
+        """Logs once when the unaveraged model starts to predict a single class; an average lags behind it."""
+        x, y = self.probe_sets[self.measured_on]
+        before, view = self.collapsed_to, self.state.attack_view()
+        self.collapsed_to = metrics.collapsed_class(view, x, y, chunk=self.chunk)
+        if self.collapsed_to not in (None, before):
+            self.say(
+                f"collapsed: all {len(y)} {self.measured_on} images are predicted as class {self.collapsed_to}; "
+                "try a lower optim.lr, another seed or --eps-ramp 5"
+            )
 
     def announce(self) -> None:
-        steps, config = self.loader.steps, self.config
-        if self.at.forked_here:
-            self.say(f"forked from {config.init_from}, at step {self.at.step}, config {config.hash()}")
-        elif self.at.step:
-            self.say(
-                f"resumed at step {self.at.step}: step {self.at.step % steps} of {steps} in epoch {self.at.epoch + 1}"
-            )
+        config, steps, step = self.config, self.loader.steps, self.position.step
+        captured = isinstance(self.step, CapturedStep)
+        if self.position.forked_here:
+            self.say(f"forked from {config.init_from}, at step {step}, config {config.hash()}")
+        elif step:
+            self.say(f"resumed at step {step}: step {step % steps} of {steps} in epoch {self.position.epoch + 1}")
         else:
-            where = f"{self.device}" if isinstance(self.step, Captured) else f"{self.device}, run plainly"
+            where = f"{self.device}" if captured else f"{self.device}, uncompiled"
             self.say(f"{config.recipe}: {config.epochs} epochs of {steps} steps on {where}, config {config.hash()}")
         if self.skipped:
             more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
-            self.say(f"{len(self.skipped)} bad left out: {'; '.join(self.skipped[:3])}{more}")
-        if isinstance(self.step, Captured):
-            self.say("the step is compiled when it is first met: that takes a minute or more")
+            self.say(f"bad files skipped ({len(self.skipped)}): {'; '.join(self.skipped[:3])}{more}")
+        if captured:
+            self.say("the step is compiled on first use; this takes about a minute")
         if self.world.size > 1:
-            self.say(f"{self.world.size} processes share every batch; their steps run plainly, not from a graph")
-        if not self.learner.freeze.folded:
-            self.say(
-                f"{config.model}: its structure cannot be read: batch norm is not folded, and all is computed in fp32"
-            )
-        elif config.precision != "fp32" and not self.learner.narrow:
-            self.say(f"{config.model}: it cannot be computed in {config.precision}, and stays in its own precision")
+            self.say(f"{self.world.size} processes share every batch; their steps run uncompiled")
+        if not self.state.attack_view.folded:
+            self.say(f"torch.fx cannot trace {config.model}: batch norm is not folded and everything runs in fp32")
+        elif config.precision != "fp32" and not self.state.low_precision:
+            self.say(f"{config.model} does not run in {config.precision}; it is trained in its own precision")
 
     def say(self, line: str) -> None:
         if self.world.leads:
             self.screen.say(line)
             self.folder.log(f"{datetime.now().isoformat(timespec='seconds')} {line}")
-
-    def leave(self, stopped: bool) -> None:
-        if stopped:
-            self.say(f"stopped after step {self.at.step}; the same command goes on from there")
-            raise KeyboardInterrupt

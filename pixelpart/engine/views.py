@@ -1,4 +1,4 @@
-"""The model as a run's attack and its training pass see it, in the precision asked for where that can be."""
+"""The model as the attack and the training pass compute it, in the requested precision where the model allows it."""
 
 import copy
 
@@ -14,9 +14,9 @@ from pixelpart.view.views import Folding, TrainingView
 
 
 def lay_out(model: Classifier, *, size: int, device: torch.device) -> torch.memory_format:
-    """Puts the weights channels last, which convolutions are fastest in, if the model can be computed so.
+    """Moves the weights to the fastest memory format that the model supports; returns the format, also for images.
 
-    Not if it takes a `view` of several pixels. Returns what it is, which images are to be in as well.
+    Channels last, unless the model fails with it: `Tensor.view` over several pixels does.
     """
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
@@ -31,15 +31,14 @@ def lay_out(model: Classifier, *, size: int, device: torch.device) -> torch.memo
 def views_in(
     dtype: torch.dtype | None, model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format
 ) -> tuple[Folding, TrainingView | None]:
-    """The attack's view and the training pass's in this type, or the attack's in the model's own type and None.
+    """The attack's view and the training pass's view in this type; or the attack's in the model's own type and None.
 
-    The latter if the view does not say of two images what the model says, or if train mode does what cannot be read.
-    A layer that does not take bf16, or a weight beside the layers that turns everything into fp32 again, shows only
-    when the network is run.
+    The latter if the bf16 view disagrees with the model on two images or fails, or if train mode cannot be traced.
+    Layers without a bf16 version, and parameters outside of layers that promote to fp32, show only in a forward pass.
     """
     if dtype is not None:
         folding = Folding(model, dtype=dtype, fuse=device.type == "cuda")
-        if folding.folded and _works(folding(), model, dtype, _two_images(size, device, layout)):
+        if folding.folded and _usable(folding(), model, dtype, _two_images(size, device, layout)):
             try:
                 return folding, TrainingView(model, dtype=dtype, own=hopper(device))
             except Untraceable:
@@ -48,7 +47,7 @@ def views_in(
 
 
 def takes_one_image(model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format) -> bool:
-    """Whether it can be trained on a single image: not with batch norm behind pooling, which then has one value."""
+    """Whether the model trains on a batch of one image: batch norm after global pooling does not."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         try:
             copy.deepcopy(model).train()(_two_images(size, device, layout)[:1])
@@ -57,8 +56,8 @@ def takes_one_image(model: Classifier, *, size: int, device: torch.device, layou
     return True
 
 
-def _works(view: FrozenView, model: Classifier, dtype: torch.dtype, x: Images) -> bool:
-    """Whether the view gives about the model's logits, and a gradient."""
+def _usable(view: FrozenView, model: Classifier, dtype: torch.dtype, x: Images) -> bool:
+    """Whether the view gives the model's logits, to rounding, and a gradient."""
     x.requires_grad_()
     with borrowed(model) as plain, torch.no_grad():
         expected = plain(x)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
+from pixelpart.masks.policy import BudgetPolicy, budget_policy
 from pixelpart.masks.rules import above_mean, above_quantile, budget, dead, official, parse_rule, soft, zscore
 from pixelpart.masks.store import MaskStore
 
@@ -15,9 +16,11 @@ __all__ = [
     "MAPS",
     "ROLLOUTS",
     "RULES",
+    "BudgetPolicy",
     "MaskStore",
     "attention_map",
     "budget",
+    "budget_policy",
     "cam",
     "dead",
     "features_cam",

@@ -12,7 +12,7 @@ from pixelpart.bench import attack as attack_bench
 from pixelpart.bench import cam as cam_bench
 from pixelpart.bench import train as train_bench
 from pixelpart.engine.plan import build
-from pixelpart.engine.state import Learner
+from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
 from pixelpart.view.views import Folding
 
@@ -83,17 +83,17 @@ def test_training_step_has_our_loss_and_moves_the_weights_as_ours_does(method):
     config = train_bench.step_config(method, model="tiny-cnn", batch_size=8, steps=2, precision="fp32")
     plan = build(config)
     usual = copy.deepcopy(plan.model)
-    learner = Learner(plan.model, config, CPU)
-    learner.lr.fill_(config.optim.lr)
+    state = TrainingState(plan.model, config, CPU)
+    state.lr.fill_(config.optim.lr)
     inputs = train_bench.step_inputs(config, plan.main, CPU)
-    train_step(learner, plan.main, inputs)
+    train_step(state, plan.main, inputs)
     optimizer = torch.optim.SGD(usual.parameters(), lr=config.optim.lr, momentum=0.9, weight_decay=2e-4)
     x = train_bench.augmented(inputs)
     loss = train_bench.usual_step(method, config, usual, optimizer, x, inputs)
-    sums = learner.tally.read()
+    sums = state.tally.read()
     # the constants in the logarithms of MART's own code move its loss by 1e-4
     assert sums["loss"] / sums["images"] == pytest.approx(loss.item(), abs=2e-4)
-    for theirs, ours in zip(usual.parameters(), learner.model.parameters(), strict=True):
+    for theirs, ours in zip(usual.parameters(), state.model.parameters(), strict=True):
         assert torch.allclose(theirs, ours, atol=1e-4)
     assert not torch.equal(usual.linear.weight, build(config).model.linear.weight)
 

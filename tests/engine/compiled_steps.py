@@ -1,9 +1,9 @@
-"""Compiled and captured steps against plain ones.
+"""Compiled and captured steps against plain steps.
 
-test_capture.py runs this file with PIXELPART_TYPES=0, since the wrappers that check shapes cannot be compiled; by hand
-it is `PIXELPART_TYPES=0 pytest tests/engine/compiled_steps.py`. On a CPU, torch's compiler is stopped behind reading
-the code ("eager") or behind making the backward pass ("aot_eager"), which takes a second where inductor takes ten;
-inductor itself is in the slow tests. In float64, so that no sign of a gradient flips by rounding.
+test_fast.py runs this file with PIXELPART_TYPES=0, since the wrappers that check shapes cannot be compiled; by hand:
+`PIXELPART_TYPES=0 pytest tests/engine/compiled_steps.py`. On a CPU, torch's compiler is stopped after reading the code
+("eager") or after making the backward pass ("aot_eager"), which takes a second where inductor takes ten; inductor
+itself is in the slow tests. In float64, so that no sign of a gradient flips by rounding.
 """
 
 import copy
@@ -17,40 +17,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from pixelpart import draws, models, recipes
+from pixelpart import models, recipes
 from pixelpart.attacks.pgd import move, signed_step, total_loss
-from pixelpart.data import augment
-from pixelpart.engine.fast import Captured, compile_phase, fast_arithmetic
+from pixelpart.engine.fast import CapturedStep, compile_phase, fast_arithmetic
 from pixelpart.engine.plan import build
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.engine.step import train_step
 from pixelpart.models import Classifier
 from pixelpart.view import capture
 from pixelpart.view.views import Folding
-
-METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]
-
-
-def some_inputs(plan, n=6, seed=0, *, dtype=torch.float64, device="cpu", maps=None):
-    g = draws.generator(seed, "test")
-    images = torch.rand(n, 3, 32, 32, generator=g, dtype=dtype)
-    several = () if plan.main.starts == 1 else (plan.main.starts,)
-    draw = torch.randn if plan.main.start == "normal" else lambda *a, **k: torch.rand(*a, **k) * 2 - 1
-    noise = draw(*several, n, 3, 32, 32, generator=g, dtype=dtype)
-    labels = torch.randint(10, (n,), generator=g)
-    stored = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
-    moves = augment.draw(plan.config.augment, n, generator=draws.generator(seed, "test", device=device))
-    return StepInputs(images.to(device), labels.to(device), moves, noise.to(device), stored)
-
-
-def plan_for(method, **overrides):
-    return build(recipes.shapes(method, **({"burn_in": {"epochs": 0}, "ema": 0.9, "augment": "crop-flip"} | overrides)))
-
-
-def learner_for(plan):
-    learner = Learner(copy.deepcopy(plan.model).double(), plan.config, torch.device("cpu"))
-    learner.lr.fill_(0.05)
-    return learner
+from steps import METHODS, assert_close_state, assert_same_state, batch_for, plan_for, state_for
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +51,7 @@ MMA = {"attack": {"name": "mma", "steps": 2, "step_size": "3/255"}}
 AWP = {"awp": {"gamma": 0.01}, "optim": {"name": "adamw", "lr": 0.001, "clip": 1.0}}
 MIXED = {"augment": "crop-flip-cutmix", "objective": {"smoothing": 0.1}}
 STRONG = {"augment": "idbh", "objective": {"smoothing": 0.1}, "awp": {"gamma": 0.005}}
-CASES = [(method, {}) for method in METHODS] + [("part", MMA), ("part-t", AWP), ("part-m", MIXED), ("part", STRONG)]
+CASES = [("at", {}), ("mart", {}), ("part-t", {}), ("part", MMA), ("part-t", AWP), ("part-m", MIXED), ("part", STRONG)]
 SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -87,42 +62,40 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
     indirect=["backend"],
     ids=str,
 )
-def test_two_compiled_steps_equal_two_plain_ones_and_the_second_compiles_nothing(method, overrides, backend):
+def test_two_compiled_steps_equal_two_plain_steps_and_the_second_compiles_nothing(method, overrides, backend):
     plan = plan_for(method, **overrides)
-    fast, plain = learner_for(plan), learner_for(plan)
-    fast.freeze.compile()
+    fast, plain = state_for(plan), state_for(plan)
+    fast.attack_view.compile()
     phase = compile_phase(plan.phase(0), compiled_ascend())
     for i in range(2):
-        inputs = some_inputs(plan, seed=i)
-        train_step(fast, phase, inputs)
-        train_step(plain, plan.phase(0), inputs)
+        batch = batch_for(plan.main, seed=i, kind=overrides.get("augment", "crop-flip"))
+        train_step(fast, phase, batch)
+        train_step(plain, plan.phase(0), batch)
         if i == 0:
             graphs = counters["stats"]["unique_graphs"]
             # folding, the attack's loss and its move, objective, budget: each once, for all targets of mma too
             assert graphs == 4 + (phase.mask is not None)
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
-    for (name, mine), theirs in zip(fast.state().items(), plain.state().values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8, msg=name)
+    assert_close_state(fast, plain)
 
 
 @pytest.mark.parametrize("backend", ["eager"], indirect=True)
-def test_a_ramp_compiles_once_however_long_it_is(backend):
+def test_a_ramp_of_eps_compiles_once(backend):
     plan = plan_for("at", epochs=12, eps_ramp=12)
-    fast, plain = learner_for(plan), learner_for(plan)
-    fast.freeze.compile()
+    fast, plain = state_for(plan), state_for(plan)
+    fast.attack_view.compile()
     phase = compile_phase(plan.phase(0), compiled_ascend())
     for epoch in range(12):  # more than the eight versions of a function that torch keeps
-        share = torch.full((6, 1, 1, 1), plan.phase(epoch).share, dtype=torch.float64)
-        inputs = dataclasses.replace(some_inputs(plan, seed=epoch), share=share)
-        train_step(fast, phase, inputs)
-        train_step(plain, plan.phase(epoch), inputs)
+        scale = torch.full((6, 1, 1, 1), plan.phase(epoch).budget_scale, dtype=torch.float64)
+        batch = dataclasses.replace(batch_for(plan.main, seed=epoch), budget_scale=scale)
+        train_step(fast, phase, batch)
+        train_step(plain, plan.phase(epoch), batch)
         assert counters["stats"]["unique_graphs"] == 4
-    for (name, mine), theirs in zip(fast.state().items(), plain.state().values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8, msg=name)
+    assert_close_state(fast, plain)
 
 
-def test_a_compiled_folding_shows_the_weights_as_they_are_and_another_model(backend):
+def test_a_compiled_view_has_the_current_weights_or_those_of_another_model(backend):
     model = models.build("wrn-10-1").double()
     folding, x = Folding(model), torch.rand(2, 3, 16, 16, dtype=torch.float64)
     folding.compile()
@@ -140,7 +113,7 @@ def test_a_compiled_folding_shows_the_weights_as_they_are_and_another_model(back
     assert not counters
 
 
-def test_a_compiled_folding_in_bf16_equals_the_plain_one(backend):
+def test_a_compiled_bf16_view_equals_the_plain_view(backend):
     model, x = models.build("tiny-cnn"), torch.rand(2, 3, 16, 16)
     folding = Folding(model, dtype=torch.bfloat16, fuse=True)
     expected = folding()(x)
@@ -178,31 +151,30 @@ def test_a_fused_view_can_be_compiled_in_one_graph_forward_and_backward(backend)
     assert names == ["stem", "residual", "conv_relu", "conv_add_relu"]
 
 
-def test_without_a_compiler_the_run_goes_on_plainly(monkeypatch):
-    """The compiler's own error, met in the folding, the first thing that a step compiles."""
+def test_without_a_compiler_the_run_continues_uncompiled(monkeypatch):
+    """The compiler's own error, raised by the folding, the first thing that a step compiles."""
 
     def backend(graph, inputs):
         raise OSError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(Captured, "_capture", lambda self, phase, inputs: train_step(self.learner, phase, inputs))
+    monkeypatch.setattr(CapturedStep, "_capture", lambda self, phase, batch: train_step(self.state, phase, batch))
     plan, said = plan_for("part"), []
-    fast, plain = learner_for(plan), learner_for(plan)
-    step = Captured(fast, full=6, say=said.append)
+    fast, plain = state_for(plan), state_for(plan)
+    step = CapturedStep(fast, batch_size=6, say=said.append)
     for i in range(2):
-        step(fast, plan.main, some_inputs(plan, seed=i))
-        train_step(plain, plan.main, some_inputs(plan, seed=i))
+        step(fast, plan.main, batch_for(plan.main, seed=i))
+        train_step(plain, plan.main, batch_for(plan.main, seed=i))
     assert len(said) == 1
-    assert "runs plainly" in said[0]
+    assert "runs uncompiled" in said[0]
     assert "no compiler here" in said[0]
-    for mine, theirs in zip(fast.state().values(), plain.state().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_same_state(fast, plain)
 
 
 @pytest.mark.parametrize("backend", ["eager"], indirect=True)
-def test_as_many_runs_in_one_process_as_one_likes_can_be_compiled(backend):
-    """torch keeps what it compiles by code object, eight to each; each learner has code objects of its own."""
+def test_any_number_of_runs_can_be_compiled_in_one_process(backend):
+    """torch keeps what it compiles by code object, eight to each; each training state has code objects of its own."""
     with torch._dynamo.config.patch(recompile_limit=2):
         for classes in (10, 20, 30):
             folding = Folding(models.build("tiny-cnn", num_classes=classes))
@@ -211,48 +183,48 @@ def test_as_many_runs_in_one_process_as_one_likes_can_be_compiled(backend):
 
 
 @pytest.mark.parametrize("backend", ["eager"], indirect=True)
-def test_past_torchs_limit_a_run_goes_on_plainly(backend, monkeypatch):
+def test_beyond_torchs_recompile_limit_a_run_continues_uncompiled(backend, monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(Captured, "_capture", lambda self, phase, inputs: train_step(self.learner, phase, inputs))
+    monkeypatch.setattr(CapturedStep, "_capture", lambda self, phase, batch: train_step(self.state, phase, batch))
     plan, said = plan_for("part", burn_in={"epochs": 1}), []
-    fast, plain = learner_for(plan), learner_for(plan)
-    step = Captured(fast, full=6, say=said.append)
+    fast, plain = state_for(plan), state_for(plan)
+    step = CapturedStep(fast, batch_size=6, say=said.append)
     with torch._dynamo.config.patch(recompile_limit=1):  # the budget is a number, then a tensor
-        step._capture_or_say(("burn-in", 0.0, True, 6), plan.burn_in, some_inputs(plan))
+        step._try_capture(("burn-in", 0.0, True, 6), plan.burn_in, batch_for(plan.main))
         assert said == []
-        step(fast, plan.main, some_inputs(plan))
-    train_step(plain, plan.main, some_inputs(plan))
+        step(fast, plan.main, batch_for(plan.main))
+    train_step(plain, plan.main, batch_for(plan.main))
     assert len(said) == 1
-    for mine, theirs in zip(fast.state().values(), plain.state().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_same_state(fast, plain)
 
 
 # -- on a GPU: ResNet-18 in bf16, captured, as the recipes for CIFAR-10 train it
 
 
-def gpu_learner(plan, rate=0.01):
-    learner = Learner(copy.deepcopy(plan.model), plan.config, torch.device("cuda"))
-    learner.lr.fill_(rate)
-    return learner
+CUDA = {"dtype": torch.float32, "device": "cuda", "size": 32}
 
 
-def movement(learner, before):
+def gpu_state(plan, rate=0.01):
+    return state_for(plan, rate=rate, **CUDA)
+
+
+def movement(state, before):
     """How far all weights are from where they were."""
-    return torch.cat([(p - before[name]).flatten() for name, p in learner.model.named_parameters()])
+    return torch.cat([(p - before[name]).flatten() for name, p in state.model.named_parameters()])
 
 
-def gpu_inputs(plan, n, seed, maps=None):
-    return some_inputs(plan, n, seed, dtype=torch.float32, device="cuda", maps=maps)
+def gpu_batch(plan, n, seed, maps=None):
+    return batch_for(plan.main, n, seed, maps=maps, kind=plan.config.augment, **CUDA)
 
 
-def losses_of(step, learner, phase, batches):
+def losses_of(step, state, phase, batches):
     """The loss of every step."""
     losses = []
     with fast_arithmetic():
-        for inputs in batches:
-            before = learner.tally.read()["loss"]
-            step(learner, phase, inputs)
-            losses.append((learner.tally.read()["loss"] - before) / len(inputs.labels))
+        for batch in batches:
+            before = state.tally.read()["loss"]
+            step(state, phase, batch)
+            losses.append((state.tally.read()["loss"] - before) / len(batch.labels))
     return losses
 
 
@@ -271,10 +243,10 @@ def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
     plan = build(recipes.cifar10(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
     # small: two ways to round drift apart by themselves, and faster where the weights' worst is sought
     rate = 1e-5 if plan.config.optim.name == "adamw" else 5e-4 if plan.config.awp.gamma else 2e-3
-    fast, plain, said = gpu_learner(plan, rate), gpu_learner(plan, rate), []
+    fast, plain, said = gpu_state(plan, rate), gpu_state(plan, rate), []
     before = copy.deepcopy(plain.model.state_dict())
-    batches = [gpu_inputs(plan, 128, seed) for seed in range(12)]
-    mine = losses_of(Captured(fast, full=128, say=said.append), fast, plan.phase(0), batches)
+    batches = [gpu_batch(plan, 128, seed) for seed in range(12)]
+    mine = losses_of(CapturedStep(fast, batch_size=128, say=said.append), fast, plan.phase(0), batches)
     theirs = losses_of(train_step, plain, plan.phase(0), batches)
     assert said == []
     assert all(map(math.isfinite, mine))
@@ -289,11 +261,11 @@ def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
 @pytest.mark.parametrize("method", ["at", "part-t"])
 def test_one_captured_step_is_the_plain_step_but_for_rounding(method):
     plan = build(recipes.cifar10(method, burn_in={"epochs": 0}, ema=0.9))
-    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
+    fast, plain, said = gpu_state(plan), gpu_state(plan), []
     before = copy.deepcopy(plain.model.state_dict())
-    inputs = gpu_inputs(plan, 128, 0)
-    (mine,) = losses_of(Captured(fast, full=128, say=said.append), fast, plan.main, [inputs])
-    (theirs,) = losses_of(train_step, plain, plan.main, [inputs])
+    batch = gpu_batch(plan, 128, 0)
+    (mine,) = losses_of(CapturedStep(fast, batch_size=128, say=said.append), fast, plan.main, [batch])
+    (theirs,) = losses_of(train_step, plain, plan.main, [batch])
     assert said == []
     assert mine == pytest.approx(theirs, rel=5e-3)
     assert F.cosine_similarity(movement(fast, before), movement(plain, before), dim=0) > 0.8
@@ -307,35 +279,35 @@ def test_one_captured_step_is_the_plain_step_but_for_rounding(method):
 @pytest.mark.gpu
 def test_a_short_last_batch_is_captured_too():
     plan = build(recipes.cifar10("part", burn_in={"epochs": 0}))
-    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
-    step = Captured(fast, full=128, say=said.append)
-    batches = [gpu_inputs(plan, n, seed) for seed, n in enumerate([128, 128, 80, 128, 80, 128])]
+    fast, plain, said = gpu_state(plan), gpu_state(plan), []
+    step = CapturedStep(fast, batch_size=128, say=said.append)
+    batches = [gpu_batch(plan, n, seed) for seed, n in enumerate([128, 128, 80, 128, 80, 128])]
     assert losses_of(step, fast, plan.main, batches) == pytest.approx(
         losses_of(train_step, plain, plan.main, batches), rel=0.01
     )
     assert said == []
     assert sorted(n for *_, n in step._graphs) == [80, 128]
-    assert fast.tally.read()["images"] == sum(len(inputs.labels) for inputs in batches)
+    assert fast.tally.read()["images"] == sum(len(batch.labels) for batch in batches)
 
 
 @pytest.mark.gpu
 def test_a_replay_reads_the_rate_the_maps_and_the_batch_of_its_own_step():
     """Stored maps alone decide the budget, so it is the same to the bit; the average follows the weights."""
     plan = build(recipes.cifar10("part", burn_in={"epochs": 0}, ema=0.9, mask={"every": 1}))
-    fast, plain, said = gpu_learner(plan), gpu_learner(plan), []
-    step = Captured(fast, full=128, say=said.append)
+    fast, plain, said = gpu_state(plan), gpu_state(plan), []
+    step = CapturedStep(fast, batch_size=128, say=said.append)
     expected = {name: tensor.clone() for name, tensor in fast.average.model.state_dict().items()}
     budgets = {}
     with fast_arithmetic():
         for i in range(4):
-            inputs = gpu_inputs(plan, 128, i, maps=(4, 4))
-            for learner, run in ((fast, step), (plain, train_step)):
-                learner.lr.fill_(0.0 if i == 3 else 0.01)
-                weights = [p.detach().clone() for p in learner.model.parameters()]
-                before = learner.tally.read()["budget"]
-                run(learner, plan.main, inputs)
-                budgets.setdefault(i, []).append(learner.tally.read()["budget"] - before)
-                still = all(torch.equal(a, b) for a, b in zip(weights, learner.model.parameters(), strict=True))
+            batch = gpu_batch(plan, 128, i, maps=(4, 4))
+            for state, run in ((fast, step), (plain, train_step)):
+                state.lr.fill_(0.0 if i == 3 else 0.01)
+                weights = [p.detach().clone() for p in state.model.parameters()]
+                before = state.tally.read()["budget"]
+                run(state, plan.main, batch)
+                budgets.setdefault(i, []).append(state.tally.read()["budget"] - before)
+                still = all(torch.equal(a, b) for a, b in zip(weights, state.model.parameters(), strict=True))
                 assert still is (i == 3)
             for name, live in fast.model.state_dict().items():
                 slow = expected[name]
@@ -350,10 +322,10 @@ def test_a_replay_reads_the_rate_the_maps_and_the_batch_of_its_own_step():
 @pytest.mark.gpu
 def test_a_captured_step_draws_no_random_number():
     plan = build(recipes.cifar10("at"))
-    learner = gpu_learner(plan)
-    step = Captured(learner, full=128)
+    state = gpu_state(plan)
+    step = CapturedStep(state, batch_size=128)
     with fast_arithmetic():
-        step(learner, plan.main, gpu_inputs(plan, 128, 0))
+        step(state, plan.main, gpu_batch(plan, 128, 0))
         before = torch.cuda.get_rng_state()
-        step(learner, plan.main, gpu_inputs(plan, 128, 1))
+        step(state, plan.main, gpu_batch(plan, 128, 1))
     assert torch.equal(before, torch.cuda.get_rng_state())

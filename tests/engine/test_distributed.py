@@ -1,4 +1,4 @@
-"""Processes that share a run: here threads, which sum as all_reduce does; in the slow test torchrun's own."""
+"""Processes that share a run: threads that sum as all_reduce does, and torchrun's processes in the slow test."""
 
 import copy
 import dataclasses
@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from pixelpart import draws, recipes
+from pixelpart.data import augment
 from pixelpart.data.loader import Loader
+from pixelpart.engine.batch import step_batch
 from pixelpart.engine.distributed import means
-from pixelpart.engine.inputs import step_inputs
 from pixelpart.engine.plan import build
-from pixelpart.engine.state import Learner
+from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
-from pixelpart.engine.stored_maps import renew
+from pixelpart.engine.stored_maps import renew_maps
 from pixelpart.masks import MaskStore
 from pixelpart.runtime.world import World
 
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Together:
-    """What the threads have put together."""
+    """Sums over the threads."""
 
     def __init__(self, size):
         self.barrier, self.parts = threading.Barrier(size, timeout=60), {}
@@ -50,7 +51,7 @@ class Threaded(World):
 
 
 def in_threads(size, work, prepare=lambda world: world):
-    """work(prepare(world)) of every rank, at once; what is prepared, one after the other: networks are traced then."""
+    """work(prepare(world)) of every rank, in parallel; preparing, which traces networks, is done one by one."""
     together, results = Together(size), [None] * size
     ready = [prepare(Threaded(rank, size, together)) for rank in range(size)]
 
@@ -80,41 +81,43 @@ def loader_of(n, plan, world):
     return Loader(images, torch.arange(n) % 10, batch_size=plan.config.batch_size, seed=0, world=world)
 
 
-def learner_of(plan, world, dtype=torch.float64):
-    learner = Learner(copy.deepcopy(plan.model).to(dtype), plan.config, CPU, world)
-    learner.lr.fill_(0.001)
-    learner.freeze()
-    return learner
+def state_for(plan, world, dtype=torch.float64):
+    state = TrainingState(copy.deepcopy(plan.model).to(dtype), plan.config, CPU, world)
+    state.lr.fill_(0.001)
+    state.attack_view()
+    return state
 
 
-def epoch_of(learner, plan, *, n):
-    """The learner after one epoch on n images."""
-    loader = loader_of(n, plan, learner.world)
+def epoch_of(state, plan, *, n):
+    """The state after one epoch on n images, in float64."""
+    loader = loader_of(n, plan, state.world)
     for step in range(loader.steps):
-        inputs = step_inputs(plan.config, plan.phase(0), loader, None, epoch=0, step=step)
-        wide = dataclasses.replace(inputs, images=inputs.images.double(), noise=inputs.noise.double())
-        train_step(learner, plan.phase(0), wide)
-    return learner
+        batch = step_batch(plan.config, plan.phase(0), loader, None, epoch=0, step=step)
+        wide = dataclasses.replace(batch, images=batch.images.double(), noise=batch.noise.double())
+        train_step(state, plan.phase(0), wide)
+    return state
 
 
 AWP = {"awp": {"gamma": 0.01}, "ema": 0.9}
 
 
-@pytest.mark.parametrize(("method", "settings"), [("part", {}), ("trades", AWP), ("part-m", {"augment": "crop-flip"})])
-@pytest.mark.parametrize(("size", "n"), [(2, 16), (3, 17)])
-def test_several_learn_what_one_learns_from_all_images(method, settings, size, n):
-    """Without batch norm, in float64; three shares of 8 are not equal, and of the last image everyone has a copy."""
+@pytest.mark.parametrize(
+    ("method", "settings", "size", "n"),
+    [("part", {}, 2, 16), ("trades", AWP, 3, 17), ("part-m", {"augment": "crop-flip"}, 3, 17)],
+)
+def test_several_processes_train_the_weights_of_a_single_process(method, settings, size, n):
+    """Without batch norm. Three slices of 8 are unequal, and all processes get a copy of a last batch of one image."""
     plan = plan_of(method, **settings)
-    alone = epoch_of(learner_of(plan, World()), plan, n=n)
-    for learner in in_threads(size, lambda own: epoch_of(own, plan, n=n), lambda world: learner_of(plan, world)):
-        for (name, mine), theirs in zip(learner.weights().items(), alone.weights().values(), strict=True):
+    alone = epoch_of(state_for(plan, World()), plan, n=n)
+    for state in in_threads(size, lambda own: epoch_of(own, plan, n=n), lambda world: state_for(plan, world)):
+        for (name, mine), theirs in zip(state.weights().items(), alone.weights().values(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-9, msg=name)
-        assert learner.tally.sums.isfinite().all()
+        assert state.tally.sums.isfinite().all()
 
 
-def test_with_batch_norm_all_hold_the_same_weights_and_statistics():
+def test_with_batch_norm_all_processes_have_equal_weights_and_statistics():
     plan = plan_of("part", model="tiny-cnn", mask={"cam": "gradcam"}, ema=0.9)
-    first, second = in_threads(2, lambda own: epoch_of(own, plan, n=24), lambda world: learner_of(plan, world))
+    first, second = in_threads(2, lambda own: epoch_of(own, plan, n=24), lambda world: state_for(plan, world))
     before = plan.model.state_dict()
     for (name, mine), theirs in zip(first.weights().items(), second.weights().values(), strict=True):
         assert torch.equal(mine, theirs), name
@@ -122,44 +125,60 @@ def test_with_batch_norm_all_hold_the_same_weights_and_statistics():
             assert not torch.equal(mine, before[name.removeprefix("model.")].double()), name
 
 
-def test_a_mean_is_weighed_by_the_images_behind_it():
+def test_means_are_weighted_by_the_numbers_of_images():
     def work(world):
         return means(
             [torch.tensor([[1.0, 2.0]]) + world.rank, torch.tensor(4.0) * world.rank], 1 + 2 * world.rank, world
         )
 
     for pair, number in in_threads(2, work):
-        torch.testing.assert_close(pair, torch.tensor([[1.75, 2.75]]))  # 1 and 2, weighed 1 to 3
+        torch.testing.assert_close(pair, torch.tensor([[1.75, 2.75]]))  # 1 and 2, weighted 1 to 3
         torch.testing.assert_close(number, torch.tensor(3.0))
 
 
-def test_sums_are_those_of_all_and_are_kept_by_the_one_that_writes():
-    def work(learner):
-        world = learner.world
-        learner.tally.sums.fill_(1.0 + world.rank)
-        read = learner.tally.read(world)["images"]
-        learner.tally.gather(world)
-        return read, learner.tally.sums[0].item(), learner.tally.read(world)["images"]
+def test_sums_are_over_all_processes_and_are_gathered_by_the_first():
+    def work(state):
+        world = state.world
+        state.tally.sums.fill_(1.0 + world.rank)
+        read = state.tally.read(world)["images"]
+        state.tally.gather(world)
+        return read, state.tally.sums[0].item(), state.tally.read(world)["images"]
 
     plan = plan_of("at")
-    assert in_threads(3, work, lambda world: learner_of(plan, world)) == [(6, 6, 6), (6, 0, 6), (6, 0, 6)]
+    assert in_threads(3, work, lambda world: state_for(plan, world)) == [(6, 6, 6), (6, 0, 6), (6, 0, 6)]
 
 
-def test_stored_maps_are_those_of_one_process():
+def test_stored_maps_equal_those_of_a_single_process():
     plan = plan_of("part", model="tiny-cnn", mask={"cam": "gradcam", "every": 1})
 
     def prepare(world):
-        return learner_of(plan, world, torch.float32)
+        return state_for(plan, world, torch.float32)
 
-    def maps(learner):
+    def maps(state):
         store = MaskStore(11, (8, 8))
-        renew(store, learner, plan.main, loader_of(11, plan, learner.world), chunk=3)
+        renew_maps(store, state, plan.main.mask, loader_of(11, plan, state.world), chunk=3)
         return store.maps
 
     alone = maps(prepare(World()))
     assert alone.flatten(1).any(1).all()
     for mine in in_threads(3, maps, prepare):
         torch.testing.assert_close(mine, alone)
+
+
+@pytest.mark.parametrize("kind", augment.AUGMENTS)
+def test_the_batches_of_two_processes_make_up_that_of_one(kind):
+    plan = plan_of("part", augment=kind)
+
+    def batches(world):
+        loader = loader_of(13, plan, world)
+        for step in range(loader.steps):
+            batch = step_batch(plan.config, plan.main, loader, None, epoch=3, step=step)
+            targets = augment.mixed(batch.augmentation, torch.eye(10)[batch.labels], (32, 32))
+            yield augment.picture(batch.augmentation, batch.images), targets, batch.noise
+
+    for alone, first, second in zip(batches(World()), batches(World(0, 2)), batches(World(1, 2)), strict=True):
+        for whole, *parts in zip(alone, first, second, strict=True):
+            assert torch.equal(whole, torch.cat(parts))
 
 
 COMMAND = [
@@ -180,7 +199,7 @@ def torchrun(folder, name, *more):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_of_two_processes_is_stopped_and_goes_on_as_if_it_never_was(tmp_path):
+def test_a_run_of_two_processes_resumes_to_the_same_metrics(tmp_path):
     whole = torchrun(tmp_path, "whole")
     assert whole.wait(120) == 0, whole.stderr.read()
     stopped = torchrun(tmp_path, "stopped")

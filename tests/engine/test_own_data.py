@@ -13,10 +13,10 @@ from pixelpart import data, draws
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data import augment
+from pixelpart.engine.metrics import collapsed_class, phase_damage
 from pixelpart.engine.plan import build
-from pixelpart.engine.review import collapsed, damage
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.train import train
 from pixelpart.engine.training_data import load, settled
 from pixelpart.errors import UserError
@@ -60,7 +60,7 @@ def test_a_run_does_not_go_on_with_another_number_of_pictures(photos, capsys, ch
             (photos / "dark" / f"{i}.png").unlink()
     assert main(command) == 2
     count = {"more": 28, "fewer": 20}[change]  # four fifths, less those held out by the run
-    assert f"learned from 20 images, and there are {count - 4} now" in capsys.readouterr().err
+    assert f"trained on 20 images, but the data set now has {count - 4}" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -94,7 +94,7 @@ def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsy
     assert (run.config.dataset, run.config.size, run.config.skip_bad) == ("folder:photos", 16, True)
     assert run.config.num_classes == 3
     assert run.config.classes == ("dark", "light", "middle")
-    assert "1 bad left out: photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
+    assert "bad files skipped (1): photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
     assert main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
     assert main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
     shutil.rmtree(photos)
@@ -140,7 +140,7 @@ def test_a_last_image_alone_that_cannot_be_trained_on_is_told_before_the_first_e
     before = torch.get_rng_state()
     assert main([*command, "--out", "run", *SMALL, "--batch-size", batch_size]) == code
     if code:
-        assert "batch_size 19 leaves a batch of one of 20 images" in capsys.readouterr().err
+        assert "batch_size 19 leaves a last batch of one of 20 images" in capsys.readouterr().err
         assert not (photos.parent / "run").exists()
         assert torch.equal(torch.get_rng_state(), before)
 
@@ -164,11 +164,11 @@ def test_what_a_config_says_of_its_set_has_to_be_so(photos):
 def test_budgets_grow_linearly_and_then_stay():
     config = config_from({"model": "tiny-cnn", "eps_ramp": 4, "epochs": 8, "mask": {"rule": "mean"}}, source="test")
     plan = build(config)
-    assert [plan.phase(epoch).share for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, 1, 1]
+    assert [plan.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, 1, 1]
     assert plan.phase(4) is plan.main
-    learner = Learner(plan.model, config, torch.device("cpu"))
+    learner = TrainingState(plan.model, config, torch.device("cpu"))
     x, y = torch.rand(4, 3, 32, 32, generator=draws.generator(0, "test")), torch.arange(4)
-    full, less = (damage(learner, plan.phase(epoch), x, y) for epoch in (4, 1))
+    full, less = (phase_damage(learner, plan.phase(epoch), x, y) for epoch in (4, 1))
     assert less == pytest.approx(0.375 * full)
 
 
@@ -187,17 +187,17 @@ def test_the_first_epochs_of_a_ramp_train_with_less(tmp_path, monkeypatch, rule)
 
 def test_in_a_ramp_the_attack_stays_within_the_share_that_each_image_has():
     plan = build(Config(model="tiny-cnn", mask={"rule": "mean"}, attack={"steps": 2, "step_size": 8 / 255}))
-    learner, seen = Learner(plan.model, plan.config, torch.device("cpu")), {}
+    learner, seen = TrainingState(plan.model, plan.config, torch.device("cpu")), {}
     x = torch.full((3, 3, 32, 32), 0.5)
     share = torch.tensor([0.0, 0.25, 1.0])[:, None, None, None]
     noise, moves = torch.ones_like(x), augment.draw("none", 3, generator=draws.generator(0, "test"))
 
     def attack(*args, **rest):
-        seen["moved"] = (plan.main.attack(*args, **rest) - x).abs().amax((1, 2, 3))
-        return plan.main.attack(*args, **rest)
+        seen["moved"] = (plan.main.attack.run(*args, **rest) - x).abs().amax((1, 2, 3))
+        return plan.main.attack.run(*args, **rest)
 
-    phase = dataclasses.replace(plan.main, attack=attack)
-    train_step(learner, phase, StepInputs(x, torch.arange(3), moves, noise, share=share))
+    phase = dataclasses.replace(plan.main, attack=dataclasses.replace(plan.main.attack, run=attack))
+    train_step(learner, phase, StepBatch(x, torch.arange(3), moves, noise, budget_scale=share))
     assert (seen["moved"] * 255).tolist() == pytest.approx([0, 2, 8], abs=1e-4)
 
 
@@ -234,19 +234,19 @@ def biased(tmp_path, monkeypatch):
 
 def test_a_run_whose_model_calls_everything_one_class_says_so(biased):
     run, _ = biased(lambda learner: learner.model)
-    assert "collapsed: all 64 held-out images are called class 3; " in (run.dir / "log.txt").read_text()
+    assert "collapsed: all 64 held-out images are predicted as class 3; " in (run.dir / "log.txt").read_text()
 
 
 def test_the_weights_are_asked_and_not_their_average(biased):
     run, called = biased(lambda learner: learner.average.model, ema=0.999)
     assert called == [3]  # by what is measured
-    assert "called class 3" not in (run.dir / "log.txt").read_text()
+    assert "predicted as class 3" not in (run.dir / "log.txt").read_text()
 
 
 def test_collapse_is_one_answer_to_images_of_several_classes():
     def found(answers, labels):
         logits = torch.eye(5)[answers].view(len(answers), 5, 1, 1)
-        return collapsed(lambda x: x.flatten(1), logits, torch.tensor(labels), chunk=2)
+        return collapsed_class(lambda x: x.flatten(1), logits, torch.tensor(labels), chunk=2)
 
     assert found([3, 3, 3], [0, 1, 3]) == 3
     assert found([3, 3, 1], [0, 1, 3]) is None

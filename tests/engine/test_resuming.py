@@ -1,8 +1,8 @@
 """Stopped or killed at any moment, a run ends in the same bytes."""
 
+import os
 import random
-import subprocess
-import sys
+import signal
 import time
 
 import pytest
@@ -12,68 +12,86 @@ import torch.nn.functional as F
 from pixelpart import models
 from pixelpart.engine.train import train
 from pixelpart.models.tiny import TinyCNN
-from pixelpart.runs import Run, RunFolder
+from pixelpart.runs import Run, RunFolder, load_checkpoint
 from stopping import files_of, rows_without_clock, whole_and_parts
 
+STORED = {"mask": {"rule": "mean", "every": 1}}
+ALL = {"augment": "idbh", "objective": {"smoothing": 0.1}, "optim": {"schedule": "cosine", "warmup": 0.2}} | STORED
+ADAMW = {
+    "optim": {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip": 1.0},
+    "awp": {"gamma": 0.005, "after": 1},
+    "augment": "crop-flip-cutmix",
+}
 
-@pytest.mark.parametrize("at", [2, 4, 7, 11])
-@pytest.mark.parametrize("stored", [0, 1])
-def test_stopped_anywhere_the_final_files_are_the_same_bytes(small, quiet, tmp_path, monkeypatch, at, stored):
-    config = small(mask={"rule": "mean", "every": stored})
-    whole, parts = whole_and_parts(config, tmp_path, monkeypatch, at=at, screen=quiet)
-    said = (tmp_path / "parts" / "log.txt").read_text()
-    assert said.index(f"stopped after step {at}") < said.index(f"resumed at step {at}:")
+
+@pytest.mark.parametrize(
+    ("method", "settings", "at"),
+    [
+        ("part", {}, 2),  # in burn-in
+        ("part", STORED, 4),  # after burn-in
+        ("part", STORED, 7),  # with stored maps
+        ("part-t", ALL, 5),
+        ("part-m", ADAMW, 6),
+        ("part", {"precision": "bf16"} | STORED, 5),
+    ],
+)
+def test_a_stopped_run_resumes_to_the_same_bytes(small, quiet, tmp_path, monkeypatch, method, settings, at):
+    whole, parts = whole_and_parts(small(method, epochs=2, **settings), tmp_path, monkeypatch, at=at, screen=quiet)
+    log = (tmp_path / "parts" / "log.txt").read_text()
+    assert log.index(f"stopped after step {at}") < log.index(f"resumed at step {at}:")
     assert files_of(parts) == files_of(whole)
     assert rows_without_clock(parts) == rows_without_clock(whole)
 
 
-def test_a_network_that_draws_draws_the_same_again(small, quiet, tmp_path, monkeypatch):
-    """Dropout asks torch's global generator: equal configs, equal weights, stopped or not; and it is as before."""
+def test_a_checkpoint_holds_these_tensors(small, quiet, tmp_path):
+    """Their names are a file format."""
+    kinds = {}
+    for name, settings in {"sgd": STORED, "adamw": ADAMW}.items():
+        run = train(small("part", epochs=2, **settings), tmp_path / name, screen=quiet)
+        kinds[name] = {key.partition(".")[0] for key in load_checkpoint(run.folder.checkpoint("last"))[0]}
+    assert kinds["sgd"] == {"model", "average", "momentum", "tally", "maps"}
+    assert kinds["adamw"] == {"model", "average", "mean_gradient", "squared_gradient", "steps", "tally"}
 
-    class Forgetful(TinyCNN):
+
+def test_a_network_with_dropout_resumes_to_the_same_bytes(small, quiet, tmp_path, monkeypatch):
+    """Dropout uses torch's global generator, whose state is restored after the run."""
+
+    class WithDropout(TinyCNN):
         def trunk(self, x):
             return F.dropout(super().trunk(x), 0.3, training=self.training)
 
-    monkeypatch.setitem(models.MODELS, "tiny-cnn", Forgetful)
-    config = small("at")
+    monkeypatch.setitem(models.MODELS, "tiny-cnn", WithDropout)
     before = torch.get_rng_state()
-    whole, parts = whole_and_parts(config, tmp_path, monkeypatch, at=5, screen=quiet)
+    whole, parts = whole_and_parts(small("at", epochs=2), tmp_path, monkeypatch, at=5, screen=quiet)
     assert files_of(parts) == files_of(whole)
     assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(7)  # another state to begin with
-    assert files_of(train(config, tmp_path / "again", screen=quiet)) == files_of(whole)
+    torch.rand(7)  # another state of the generator
+    assert files_of(train(small("at", epochs=2), tmp_path / "again", screen=quiet)) == files_of(whole)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_killed_at_random_moments_the_final_files_are_the_same_bytes(small, quiet, tmp_path, kills):
-    config = small(mask={"rule": "mean", "every": 1}, epochs=12)
-    (tmp_path / "config.toml").write_text(config.to_toml())
-    code = f"""
-import dataclasses, sys, torch
-torch.set_num_threads({torch.get_num_threads()})
-from pathlib import Path
-from pixelpart import data
-from pixelpart.config import read_config
-from pixelpart.engine.probe import Reading
-from pixelpart.engine.train import train
-some = lambda split, root: tuple(tensor[:460] for tensor in data.shapes.generate(split))
-data.SETS["shapes"] = dataclasses.replace(data.SETS["shapes"], load=some)
-train(read_config(Path(sys.argv[1])), sys.argv[2], save_seconds=0)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "config.toml"), str(tmp_path / "killed")]
-    whole = train(config, tmp_path / "whole", screen=quiet)
-    moments = random.Random(7)
-    killed = 0
-    last = RunFolder(tmp_path / "killed").checkpoint("last")
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_a_run_killed_at_random_moments_resumes_to_the_same_bytes(small, quiet, tmp_path, kills):
+    config = small(epochs=4, **STORED)
+    whole, folder = train(config, tmp_path / "whole", screen=quiet), tmp_path / "killed"
+    last, moments, killed = RunFolder(folder).checkpoint("last"), random.Random(7), 0
     while killed < kills:
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         before = last.stat().st_mtime_ns if last.exists() else 0
-        while process.poll() is None and (not last.exists() or last.stat().st_mtime_ns == before):
+        child = os.fork()
+        if child == 0:
+            try:
+                train(config, folder, screen=quiet, save_seconds=0)
+            finally:
+                os._exit(0)
+        while not os.waitpid(child, os.WNOHANG)[0]:
+            if last.exists() and last.stat().st_mtime_ns != before:
+                time.sleep(moments.uniform(0, 0.1))
+                os.kill(child, signal.SIGKILL)
+                killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+                break
             time.sleep(0.002)
-        time.sleep(moments.uniform(0, 0.3))
-        killed += process.poll() is None
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    assert files_of(Run(tmp_path / "killed")) == files_of(whole)
-    assert rows_without_clock(Run(tmp_path / "killed")) == rows_without_clock(whole)
+        else:
+            break  # the run has finished
+    train(config, folder, screen=quiet)
+    assert killed
+    assert files_of(Run(folder)) == files_of(whole)
+    assert rows_without_clock(Run(folder)) == rows_without_clock(whole)

@@ -1,96 +1,78 @@
-"""The step against a plain loop: no folding, no shortcut, no shared forward; maps one image at a time."""
+"""The step against a plain loop: no folding, no shared forward pass; maps one image at a time."""
 
 import copy
 import dataclasses
-import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pixelpart import draws, recipes
+from pixelpart import draws
 from pixelpart.data import augment
-from pixelpart.engine.plan import build
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import StepInputs, train_step
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import train_step
+from steps import METHODS, SIZE, batch_for, plan_for, state_for
 
-METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]
 EPS, LOW, STEP = 8 / 255, 7 / 255, 3 / 255
+NEIGHBOUR = [1, 0, 3, 2, 5, 4]  # the image that each of six is mixed with
 
 
-def plan_for(method, **overrides):
-    return build(recipes.shapes(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
-
-
-def some_inputs(n=6, start="uniform", seed=0, maps=None, kind="crop-flip"):
-    g = draws.generator(seed, "test")
-    images = torch.rand(n, 3, 32, 32, generator=g, dtype=torch.float64)
-    noise = torch.rand(images.shape, generator=g, dtype=torch.float64) * 2 - 1
-    if start == "normal":
-        noise = torch.randn(images.shape, generator=g, dtype=torch.float64)
-    labels = torch.randint(10, (n,), generator=g)
-    return StepInputs(images, labels, augment.draw(kind, n, generator=g), noise, maps)
-
-
-def learner_for(plan):
-    model = copy.deepcopy(plan.model).double()
-    learner = Learner(model, plan.config, torch.device("cpu"))
-    learner.lr.fill_(0.05)
-    # a model whose batch norm has seen something, so that folding it wrongly would show
+def warm_state(plan):
+    """A state whose batch norm has statistics of its own, so that wrong folding would show."""
+    state = state_for(plan)
     with torch.no_grad():
         for _ in range(3):
-            learner.model(torch.rand(16, 3, 32, 32, dtype=torch.float64, generator=draws.generator(1, "warm")))
-    return learner
+            state.model(torch.rand(16, 3, SIZE, SIZE, dtype=torch.float64, generator=draws.generator(1, "warm")))
+    return state
 
 
 # -- the plain loop
 
 
-def move(image, top, left, flip, fill):
-    padded = F.pad(image, (4, 4, 4, 4), value=fill)[:, top : top + 32, left : left + 32]
-    return padded.flip(-1) if flip else padded
-
-
-def framed(params, pictures, fill):
-    """What is cut out or comes from the neighbour, pixel by pixel."""
-
-    def holds(box, i, r, s):
-        return abs(r + 0.5 - 32 * box.y[i]) < 16 * box.height[i] and abs(s + 0.5 - 32 * box.x[i]) < 16 * box.width[i]
-
-    before, out = torch.stack(pictures), torch.stack(pictures)
-    own = torch.ones(len(out), 32, 32)
-    for i, r, s in itertools.product(range(len(out)), range(32), range(32)):
-        if params.erase is not None and holds(params.erase, i, r, s):
-            out[i, :, r, s] = fill
-        if params.mix is not None and holds(params.mix.box, i, r, s):
-            out[i, :, r, s] = before[i ^ 1, :, r, s]
-            own[i, r, s] = 0
-    return out, own.mean((1, 2)).double()
-
-
-def moved(params, images, fill):
-    """The images after crop, flip and boxes, and the share of each that is its own."""
-    return framed(
-        params, [move(i, *p, fill) for i, *p in zip(images, params.top, params.left, params.flip, strict=True)], fill
-    )
-
-
-def reference_budget(model, x, y, kind, predicted=True):
-    """GradCAM by autograd, one image at a time, then `heat > mean keeps eps`."""
+def reference_augmentation(params, images, fill):
+    """Images after crop, flip and boxes, and the share of each image's pixels that are its own."""
     rows = []
-    for image, label in zip(x, y, strict=True):
+    for image, top, left, flip in zip(images, params.top, params.left, params.flip, strict=True):
+        padded = F.pad(image, (4, 4, 4, 4), value=fill)[:, top : top + SIZE, left : left + SIZE]
+        rows.append(padded.flip(-1) if flip else padded)
+    out = torch.stack(rows)
+    own = torch.ones(len(out), dtype=torch.float64)
+    centre = torch.arange(SIZE) + 0.5
+
+    def box(box, i):
+        r = (centre - SIZE * box.y[i]).abs() < SIZE / 2 * box.height[i]
+        c = (centre - SIZE * box.x[i]).abs() < SIZE / 2 * box.width[i]
+        return r[:, None] & c
+
+    before = out.clone()
+    for i in range(len(out)):
+        if params.erase is not None:
+            out[i, :, box(params.erase, i)] = fill
+        if params.mix is not None:
+            inside = box(params.mix.box, i)
+            out[i, :, inside] = before[i ^ 1][:, inside]
+            own[i] = 1 - inside.float().mean()
+    return out, own
+
+
+def budget_of_map(cam):
+    """Min-max scaled, bicubic to image size; eps where the heat is above its mean, also for a constant map."""
+    if cam.max() == cam.min():
+        return torch.full((1, SIZE, SIZE), EPS, dtype=cam.dtype)
+    cam = (cam - cam.min()) / (cam.max() - cam.min())
+    heat = F.interpolate(cam[None, None], (SIZE, SIZE), mode="bicubic", antialias=True)[0].clamp(0, 1)
+    return torch.where(heat > heat.mean(), EPS, LOW).to(cam.dtype)
+
+
+def reference_budget(model, x, y=None):
+    """GradCAM by autograd, one image at a time, of the label y or of the predicted class."""
+    rows = []
+    for i, image in enumerate(x):
         acts = model.features(image[None]).detach().requires_grad_()
         logits = model.head(acts)
-        c = logits.argmax().item() if predicted else label
-        (grads,) = torch.autograd.grad(logits[0, c], acts)
-        cam = (grads.mean((2, 3), keepdim=True) * acts).sum(1).relu().detach()
-        if cam.max() == cam.min():
-            rows.append(torch.full((1, 32, 32), EPS, dtype=x.dtype))
-            continue
-        cam = (cam - cam.min()) / (cam.max() - cam.min())
-        heat = F.interpolate(cam[None], (32, 32), mode="bicubic", antialias=True)[0].clamp(0, 1)
-        rows.append(torch.where(heat > heat.mean(), EPS, LOW).to(x.dtype))
+        (grads,) = torch.autograd.grad(logits[0, logits.argmax() if y is None else y[i]], acts)
+        rows.append(budget_of_map((grads.mean((2, 3), keepdim=True) * acts).sum(1).relu().detach()[0]))
     return torch.stack(rows)
 
 
@@ -98,17 +80,15 @@ def cross_entropy(logits, target):
     return -(target * logits.log_softmax(1)).sum(1)
 
 
-def reference_step(model, momentum, average, method, inputs, *, steps=5, smoothing=0.0):
-    x, own = moved(inputs.augmentation, inputs.images, 0.0)
-    own, labels = own[:, None], F.one_hot(inputs.labels, 10).double()
-    shares = own * labels + (1 - own) * labels[[i ^ 1 for i in range(len(x))]]
+def reference_step(model, momentum, average, method, batch, *, steps=2, smoothing=0.0):
+    x, own = reference_augmentation(batch.augmentation, batch.images, 0.0)
+    own, labels = own[:, None], F.one_hot(batch.labels, 10).double()
+    shares = own * labels + (1 - own) * labels[NEIGHBOUR]
     target, y = (1 - smoothing) * shares + smoothing / 10, shares.argmax(1)
     model.eval()
-    budget = reference_budget(model, x, y, method) if method.startswith("part") else torch.full_like(x[:, :1], EPS)
-    family = {"at": "at", "part": "at", "trades": "trades", "part-t": "trades", "mart": "mart", "part-m": "mart"}[
-        method
-    ]
-    delta = budget * inputs.noise if family == "at" else 0.001 * inputs.noise
+    budget = reference_budget(model, x) if method.startswith("part") else torch.full_like(x[:, :1], EPS)
+    family = {"part": "at", "part-t": "trades", "part-m": "mart"}.get(method, method)
+    delta = budget * batch.noise if family == "at" else 0.001 * batch.noise
     x_adv = (x + torch.clamp(delta, -budget, budget)).clamp(0, 1)
     for _ in range(steps):
         x_adv = x_adv.detach().requires_grad_()
@@ -138,32 +118,32 @@ def reference_step(model, momentum, average, method, inputs, *, steps=5, smoothi
         for parameter, buffer in zip(model.parameters(), momentum, strict=True):
             buffer.mul_(0.9).add_(parameter.grad + 5e-4 * parameter)
             parameter -= 0.05 * buffer
-        for slow, live in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
-            slow.copy_(0.9 * slow + 0.1 * live if slow.is_floating_point() else live)
+        for averaged, live in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+            averaged.copy_(0.9 * averaged + 0.1 * live if averaged.is_floating_point() else live)
     return loss.item(), budget
 
 
-RECIPES = [(method, "crop-flip", 0.0) for method in METHODS]
-RECIPES += [(method, "crop-flip-cutmix", 0.1) for method in METHODS] + [("part", "crop-flip-cutout", 0.2)]
+CASES = [(method, "crop-flip", 0.0) for method in METHODS]
+CASES += [(method, "crop-flip-cutmix", 0.1) for method in METHODS] + [("part", "crop-flip-cutout", 0.2)]
 
 
-@pytest.mark.parametrize(("method", "kind", "smoothing"), RECIPES)
+@pytest.mark.parametrize(("method", "kind", "smoothing"), CASES)
 def test_three_steps_equal_a_plain_loop(method, kind, smoothing):
     plan = plan_for(method, objective={"smoothing": smoothing})
-    learner = learner_for(plan)
-    model, average = copy.deepcopy(learner.model), copy.deepcopy(learner.average.model)
+    state = warm_state(plan)
+    model, average = copy.deepcopy(state.model), copy.deepcopy(state.average.model)
     momentum = [torch.zeros_like(p) for p in model.parameters()]
     losses, budgets = [], []
     for i in range(3):
-        inputs = some_inputs(start=plan.main.start, seed=i, kind=kind)
-        train_step(learner, plan.main, inputs)
-        loss, budget = reference_step(model, momentum, average, method, inputs, smoothing=smoothing)
+        batch = batch_for(plan.main, seed=i, kind=kind)
+        train_step(state, plan.main, batch)
+        loss, budget = reference_step(model, momentum, average, method, batch, smoothing=smoothing)
         losses.append(loss)
         budgets.append(budget)
-    for mine, theirs in ((learner.model, model), (learner.average.model, average)):
+    for mine, theirs in ((state.model, model), (state.average.model, average)):
         for (name, a), b in zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True):
             assert torch.allclose(a, b, rtol=1e-7, atol=1e-9), name
-    sums = learner.tally.read()
+    sums = state.tally.read()
     assert sums["images"] == 18
     assert sums["loss"] / 18 == pytest.approx(sum(losses) / 3, rel=1e-7)
     assert sums["budget"] / 18 == pytest.approx(torch.cat(budgets).mean().item(), rel=1e-6)
@@ -171,98 +151,88 @@ def test_three_steps_equal_a_plain_loop(method, kind, smoothing):
         assert 0.05 < sums["high"] / 18 < 0.95
 
 
-def test_label_as_target_changes_the_budget_of_misclassified_images():
-    plan = plan_for("part", mask={"rule": "mean", "target": "label"})
-    learner, model = learner_for(plan), None
-    model = copy.deepcopy(learner.model)
-    inputs = some_inputs(kind="none")
-    train_step(learner, plan.main, inputs)
-    model.eval()
-    expected = reference_budget(model, inputs.images, inputs.labels.tolist(), "part", predicted=False).mean().item()
-    assert learner.tally.read()["budget"] / 6 == pytest.approx(expected, rel=1e-6)
-
-
-def attacked(learner, phase, inputs):
+def attacked(state, phase, batch):
     """What the attack was given: its target and its budget."""
     seen = {}
 
     def spy(model, x, target, budget, **rest):
         seen.update(target=target, budget=budget)
-        return phase.attack(model, x, target, budget, **rest)
+        return phase.attack.run(model, x, target, budget, **rest)
 
-    train_step(learner, dataclasses.replace(phase, attack=spy), inputs)
+    train_step(state, dataclasses.replace(phase, attack=dataclasses.replace(phase.attack, run=spy)), batch)
     return seen["target"], seen["budget"]
 
 
-def test_of_mixed_images_an_attack_on_margins_and_the_map_of_the_label_see_the_larger_parts_class():
-    overrides = {"mask": {"rule": "mean", "target": "label"}}
-    plan = plan_for("part", attack={"name": "mma", "steps": 1, "step_size": "3/255"}, **overrides)
-    learner, inputs = learner_for(plan), some_inputs(kind="crop-flip-cutmix", seed=3)
-    model = copy.deepcopy(learner.model).eval()
-    noise = torch.stack([inputs.noise] * 3)
-    target, budget = attacked(learner, plan.main, dataclasses.replace(inputs, noise=noise))
-    x, own = moved(inputs.augmentation, inputs.images, 0.0)
-    larger = torch.where(own > 0.5, inputs.labels, inputs.labels[[1, 0, 3, 2, 5, 4]])
+def test_for_mixed_images_mma_and_the_map_of_the_label_use_the_class_with_more_pixels():
+    attack = {"name": "mma", "steps": 1, "step_size": "3/255"}
+    plan = plan_for(attack=attack, mask={"rule": "mean", "target": "label"})
+    state, batch = warm_state(plan), batch_for(plan.main, kind="crop-flip-cutmix", seed=2)
+    model = copy.deepcopy(state.model).eval()
+    target, budget = attacked(state, plan.main, batch)
+    x, own = reference_augmentation(batch.augmentation, batch.images, 0.0)
+    larger = torch.where(own > 0.5, batch.labels, batch.labels[NEIGHBOUR])
     assert torch.equal(target, larger)
-    assert not torch.equal(larger, inputs.labels)
-    expected = reference_budget(model, x, larger.tolist(), "part", predicted=False)
-    assert torch.allclose(budget.double(), expected, atol=1e-7)
+    assert not torch.equal(larger, batch.labels)
+    assert torch.allclose(budget.double(), reference_budget(model, x, larger.tolist()), atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["crop-flip", "crop-flip-cutout", "crop-flip-cutmix"])
-def test_a_stored_map_moves_with_its_image_and_what_it_does_not_know_gets_eps(kind):
-    plan = plan_for("part", mask={"rule": "mean", "every": 1})
-    learner = learner_for(plan)
-    maps = torch.rand(6, 8, 8, generator=draws.generator(5, "maps")).double()
-    inputs = some_inputs(maps=maps, kind=kind)
-    _, budget = attacked(learner, plan.main, inputs)
-    still = []
-    for i in range(6):
-        low, high = maps[i].min(), maps[i].max()
-        heat = F.interpolate(((maps[i] - low) / (high - low))[None, None], (32, 32), mode="bicubic", antialias=True)[
-            0
-        ].clamp(0, 1)
-        still.append(torch.where(heat > heat.mean(), EPS, LOW).double())
-    expected, _ = moved(inputs.augmentation, still, EPS)
+def test_a_stored_map_moves_with_its_image_and_pixels_outside_of_it_get_eps(kind):
+    plan = plan_for(mask={"rule": "mean", "every": 1})
+    batch = batch_for(plan.main, maps=(8, 8), kind=kind)
+    _, budget = attacked(warm_state(plan), plan.main, batch)
+    expected, _ = reference_augmentation(batch.augmentation, [budget_of_map(cam) for cam in batch.maps], EPS)
     assert torch.allclose(budget.double(), expected, atol=1e-7)
 
 
 def test_dead_maps_get_eps_and_are_counted():
-    plan = plan_for("part", mask={"rule": "mean", "every": 1})
-    learner = learner_for(plan)
-    maps = torch.rand(6, 8, 8, generator=draws.generator(5, "maps")).double()
-    maps[1], maps[4] = 0, 3
-    train_step(learner, plan.main, some_inputs(maps=maps, kind="none"))
-    sums = learner.tally.read()
-    assert round(sums["dead"]) == 2
-    assert sums["high"] / 6 > 2 / 6
+    plan = plan_for(mask={"rule": "mean", "every": 1})
+    state, batch = state_for(plan), batch_for(plan.main, maps=(8, 8), kind="none")
+    batch.maps[1], batch.maps[4] = 0, 3
+    _, budget = attacked(state, plan.main, batch)
+    assert (budget[[1, 4]] == EPS).all()
+    assert (budget[[0, 2, 3, 5]] < EPS).any((1, 2, 3)).all()
+    assert round(state.tally.read()["dead"]) == 2
 
 
-def test_another_layer_than_the_last_gives_a_finer_map():
-    plan = plan_for("part", mask={"rule": "mean", "layer": "layer1"})
-    learner = learner_for(plan)
-    train_step(learner, plan.main, some_inputs())
-    assert learner.model.training
-    assert all(p.requires_grad for p in learner.model.parameters())
-    assert 0 < learner.tally.read()["high"] / 6 < 1
+def test_a_map_of_another_layer_leaves_the_model_in_train_mode():
+    plan = plan_for(mask={"rule": "mean", "layer": "layer1"})
+    state = state_for(plan)
+    train_step(state, plan.main, batch_for(plan.main))
+    assert state.model.training
+    assert all(p.requires_grad for p in state.model.parameters())
+    assert 0 < state.tally.read()["high"] / 6 < 1
+
+
+def test_scaled_budgets_reach_the_attack_and_the_sums():
+    plan = plan_for("part", eps_ramp=2)
+    phase = plan.phase(0)
+    assert phase.budget_scale == 0.25
+    batch = batch_for(phase)
+    scaled = dataclasses.replace(batch, budget_scale=torch.full((6, 1, 1, 1), 0.25, dtype=torch.float64))
+    first, second = state_for(plan), state_for(plan)
+    (_, full), (_, quarter) = attacked(first, phase, batch), attacked(second, phase, scaled)
+    assert torch.equal(quarter, 0.25 * full)
+    assert first.tally.read()["high"] == second.tally.read()["high"]
 
 
 @pytest.mark.parametrize(
-    ("method", "kind"), [(m, "crop-flip") for m in METHODS] + [("part-m", kind) for kind in augment.AUGMENTS]
+    ("method", "overrides", "kind"),
+    [(method, {}, "crop-flip") for method in METHODS]
+    + [("part-m", {}, kind) for kind in augment.AUGMENTS]
+    + [("part", {"awp": {"gamma": 0.01}, "optim": {"name": "adamw", "clip": 1.0}}, "none")],
 )
-def test_step_never_waits_for_the_device(method, kind):
+def test_a_step_never_waits_for_the_device(method, overrides, kind):
     """Fake tensors have no values: reading one, or branching on one, raises."""
-    plan = plan_for(method, objective={"smoothing": 0.1})
-    learner = Learner(plan.model, plan.config, torch.device("cpu"))
-    inputs = some_inputs(start=plan.main.start, kind=kind)
-    inputs = StepInputs(inputs.images.float(), inputs.labels, inputs.augmentation, inputs.noise.float())
+    plan = plan_for(method, objective={"smoothing": 0.1}, **overrides)
+    state = TrainingState(plan.model, plan.config, torch.device("cpu"), size=SIZE)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        train_step(learner, plan.main, inputs)
+        train_step(state, plan.phase(0), batch_for(plan.main, kind=kind, dtype=torch.float32))
 
 
-def test_step_leaves_the_global_generator_alone():
+def test_a_step_does_not_use_the_global_generator():
     plan = plan_for("part")
-    learner = learner_for(plan)
+    state, batch = state_for(plan), batch_for(plan.main)
     before = torch.get_rng_state()
-    train_step(learner, plan.main, some_inputs())
+    train_step(state, plan.main, batch)
     assert torch.equal(before, torch.get_rng_state())

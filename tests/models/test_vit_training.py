@@ -12,8 +12,9 @@ from pixelpart.config import Config
 from pixelpart.data import augment, shapes
 from pixelpart.data.loader import as_float
 from pixelpart.engine.plan import Plan, build
-from pixelpart.engine.state import Learner
-from pixelpart.engine.step import StepInputs, class_map, look, train_step
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import StepBatch, train_step
+from pixelpart.engine.stored_maps import current_maps
 from pixelpart.errors import UserError
 from pixelpart.recipes import RECIPES
 
@@ -28,40 +29,39 @@ def pictures() -> tuple[Tensor, Tensor]:
     return shapes.generate("test")
 
 
-def inputs(plan: Plan, n: int = 16) -> StepInputs:
+def inputs(plan: Plan, n: int = 16) -> StepBatch:
     images, labels = (tensor[:n] for tensor in pictures())
     x = as_float(images)
-    noise = draw_noise(x, kind=plan.main.start, generator=draws.generator(0, "start", 0, 0))
+    noise = draw_noise(x, kind=plan.main.attack.start, generator=draws.generator(0, "start", 0, 0))
     moves = augment.draw("none", n, generator=draws.generator(0, "augment", 0, 0))
-    return StepInputs(x, labels, moves, noise)
+    return StepBatch(x, labels, moves, noise)
 
 
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
     plan = build(config(mask={"cam": method}, precision=precision))
-    learner = Learner(plan.model, plan.config, torch.device("cpu"))
-    assert learner.freeze.folded
-    learner.lr.fill_(0.05)
+    state = TrainingState(plan.model, plan.config, torch.device("cpu"))
+    assert state.attack_view.folded
+    state.lr.fill_(0.05)
     batch, losses = inputs(plan), []
     for _ in range(5):
-        learner.tally.sums.zero_()
-        train_step(learner, plan.main, batch)
-        sums = learner.tally.read()
+        state.tally.sums.zero_()
+        train_step(state, plan.main, batch)
+        sums = state.tally.read()
         losses.append(sums["loss"] / sums["images"])
         assert plan.config.eps_low < sums["budget"] / sums["images"] < plan.config.eps
     assert losses[-1] < 0.98 * losses[0]
-    assert not any(module._forward_hooks for module in learner.model.modules())
+    assert not any(module._forward_hooks for module in state.model.modules())
 
 
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
 @pytest.mark.parametrize("target", ["label", "predicted"])
 def test_the_step_reads_the_map_that_the_api_gives(method: str, target: str) -> None:
     plan = build(config(mask={"cam": method, "target": target}))
-    learner = Learner(plan.model, plan.config, torch.device("cpu"))
+    state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     batch = inputs(plan, 4)
-    view = learner.freeze()
-    ours = class_map(learner, view, plan.main, batch.images, batch.labels, look(view, batch.images))
+    ours = current_maps(state, plan.main.mask, batch.images, batch.labels)
     expected = masks.cam(plan.model, batch.images, batch.labels if target == "label" else None, method=method)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
 

@@ -1,4 +1,4 @@
-"""What is measured after an epoch: by hand on a linear model, and against a plain loop on a real one."""
+"""What is measured after an epoch: by hand on a linear model, and against a plain loop on a network."""
 
 import functools
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from pixelpart import draws, models
 from pixelpart.config import Config
-from pixelpart.engine import probe
+from pixelpart.engine import metrics
 from pixelpart.models import Classifier
 from pixelpart.view.views import Folding
 
@@ -37,9 +37,9 @@ def linear():
     return Folding(Linear(W))()
 
 
-def read(model, x, y, config, *, stream, chunk):
-    measure = functools.partial(probe.measure, lambda: model, config)
-    return probe.read(measure, x, y, seed=config.seed, stream=stream, chunk=chunk)
+def probe(model, x, y, config, *, stream, chunk):
+    probe_batch = functools.partial(metrics.probe_batch, lambda: model, config)
+    return metrics.probe(probe_batch, x, y, seed=config.seed, stream=stream, chunk=chunk)
 
 
 def test_damage_is_the_budget_weighted_sum_of_gradients(linear):
@@ -49,36 +49,31 @@ def test_damage_is_the_budget_weighted_sum_of_gradients(linear):
     budget = torch.tensor([[[[0.1, 0.2], [0.3, 0.4]]], [[[0.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     first = 0.5 * (0.1 * (1 + 3 + 0.25) + 0.2 * 2 + 0.3 * 0.5 + 0.4 * 1)
     second = 0.5 * (1.0 * 1)
-    assert probe.damage(linear, x, y, budget) == pytest.approx((first + second) / 2, rel=1e-12)
+    assert metrics.first_order_damage(linear, x, y, budget) == pytest.approx((first + second) / 2, rel=1e-12)
 
 
-def test_damage_of_a_uniform_budget_is_eps_times_the_l1_norm_of_the_gradient(linear):
-    x = torch.zeros(1, 3, 2, 2, dtype=torch.float64)
-    assert probe.damage(linear, x, torch.tensor([0]), 8 / 255) == pytest.approx(8 / 255 * 0.5 * 7.75, rel=1e-12)
-
-
-def test_damage_is_what_a_small_budget_adds_to_the_loss():
+def test_damage_is_the_rise_of_the_loss_for_a_small_budget():
     model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(3)).double().eval()
     x, y = torch.rand(5, 3, 16, 16, dtype=torch.float64), torch.arange(5)
     budget = 1e-7 * torch.rand(5, 1, 16, 16, dtype=torch.float64)
     leaf = x.clone().requires_grad_()
     F.cross_entropy(model(leaf), y, reduction="sum").backward()
     rise = F.cross_entropy(model(x + budget * leaf.grad.sign()), y) - F.cross_entropy(model(x), y)
-    assert probe.damage(Folding(model)(), x, y, budget) == pytest.approx(rise.item(), rel=1e-4)
+    assert metrics.first_order_damage(Folding(model)(), x, y, budget) == pytest.approx(rise.item(), rel=1e-4)
 
 
-def test_reading_equals_a_plain_loop_without_folding():
+def test_a_probe_equals_a_plain_loop_without_folding():
     config = Config(seed=4, eps="60/255", eps_low=0, attack={"steps": 3, "step_size": "30/255"})
     model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(3)).double()
     generator = torch.Generator().manual_seed(5)
     x = torch.rand(11, 3, 16, 16, dtype=torch.float64, generator=generator)
-    model(x)  # batch norm has seen something
+    model(x)  # so that batch norm has statistics of its own
     model.eval()
     with torch.no_grad():
-        model.linear.bias -= model(x).mean(0)  # else an untrained model says the same of every image
+        model.linear.bias -= model(x).mean(0)  # else an untrained model predicts one class only
     y = model(x).argmax(1)
     y[::3] = (y[::3] + 1) % 10
-    reading = read(Folding(model)(), x, y, config, stream="held-out", chunk=4)
+    found = probe(Folding(model)(), x, y, config, stream="held-out", chunk=4)
 
     rows = []
     for begin in range(0, 11, 4):
@@ -97,25 +92,33 @@ def test_reading_equals_a_plain_loop_without_folding():
         ]
     natural, robust, loss = (sum(column) / 11 for column in zip(*rows, strict=True))
     assert natural == pytest.approx(7 / 11)
-    assert (reading.natural, reading.pgd) == pytest.approx((natural, robust), abs=1e-12)
-    assert reading.robust_ce == pytest.approx(loss, rel=1e-9)
+    assert (found.natural, found.pgd) == pytest.approx((natural, robust), abs=1e-12)
+    assert found.robust_ce == pytest.approx(loss, rel=1e-9)
     assert robust < natural
 
 
-def test_a_reading_repeats_to_the_bit_and_another_stream_starts_elsewhere(linear):
+def test_a_probe_repeats_to_the_bit_and_another_stream_has_other_noise(linear):
     config = Config(attack={"steps": 1, "step_size": "1/255"})
     x, y = torch.rand(6, 3, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
-    first = read(linear, x, y, config, stream="train", chunk=3)
-    assert first == read(linear, x, y, config, stream="train", chunk=3)
-    assert first.robust_ce != read(linear, x, y, config, stream="test", chunk=3).robust_ce
+    first = probe(linear, x, y, config, stream="train", chunk=3)
+    assert first == probe(linear, x, y, config, stream="train", chunk=3)
+    assert first.robust_ce != probe(linear, x, y, config, stream="test", chunk=3).robust_ce
 
 
-def test_the_attack_of_a_reading_has_eps_at_every_pixel_though_the_run_has_a_mask(linear):
+def test_a_probe_has_eps_at_every_pixel_also_for_a_run_with_a_mask(linear):
     """The linear model's worst case is known: s falls, for label 0, by eps |w|_1."""
     config = Config(eps="8/255", eps_low=0, mask={"rule": "mean"}, attack={"steps": 40, "step_size": "1/255"})
     x = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
     score = 0.5 * W.sum().item() - 8 / 255 * W.abs().sum().item()
-    reading = read(linear, x, torch.tensor([0]), config, stream="train", chunk=1)
+    found = probe(linear, x, torch.tensor([0]), config, stream="train", chunk=1)
     expected = F.softplus(torch.tensor(-score, dtype=torch.float64)).item()
-    # where w is 0 the pixel stays where it started, which changes nothing
-    assert reading.robust_ce == pytest.approx(expected, rel=1e-9)
+    assert found.robust_ce == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_model_that_predicts_one_class_has_collapsed_unless_there_is_one_label(linear):
+    x = torch.rand(4, 3, 2, 2, dtype=torch.float64) * W.clamp(min=0)  # scores above 0: class 0
+    assert metrics.collapsed_class(linear, x, torch.tensor([0, 1, 0, 1]), chunk=3) == 0
+    assert metrics.collapsed_class(linear, x, torch.zeros(4).long(), chunk=3) is None
+    assert (
+        metrics.collapsed_class(linear, torch.cat((x, 0 * x + W.clamp(max=0).abs())), torch.arange(8), chunk=3) is None
+    )

@@ -1,0 +1,53 @@
+"""Plans, training states and batches for tests of single training steps, on small images."""
+
+import copy
+
+import torch
+
+from pixelpart import draws, recipes
+from pixelpart.data import augment
+from pixelpart.engine.plan import build
+from pixelpart.engine.state import TrainingState
+from pixelpart.engine.step import StepBatch
+
+METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]
+SIZE = 16
+
+
+def plan_for(method="part", **overrides):
+    """A plan of the tiny network: two attack steps, averaging, no burn-in."""
+    settings = {"burn_in": {"epochs": 0}, "ema": 0.9, "attack": {"steps": 2, "step_size": "3/255"}}
+    return build(recipes.shapes(method, **(settings | overrides)))
+
+
+def state_for(plan, *, model=None, dtype=torch.float64, device="cpu", size=SIZE, rate=0.05):
+    """A training state with its own copy of the plan's model."""
+    model = copy.deepcopy(model or plan.model).to(dtype)
+    state = TrainingState(model, plan.config, torch.device(device), size=size)
+    state.lr.fill_(rate)
+    return state
+
+
+def batch_for(phase, n=6, seed=0, *, kind="crop-flip", dtype=torch.float64, device="cpu", size=SIZE, maps=None):
+    """A batch of random images with the draws that the phase needs; `maps`: size of random stored maps."""
+    g = draws.generator(seed, "test")
+    images = torch.rand(n, 3, size, size, generator=g, dtype=dtype)
+    shape = images.shape if phase.attack.starts == 1 else (phase.attack.starts, *images.shape)
+    normal = phase.attack.start == "normal"
+    noise = (torch.randn if normal else torch.rand)(shape, generator=g, dtype=dtype)
+    labels = torch.randint(10, (n,), generator=g)
+    stored = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
+    augmentation = augment.draw(kind, n, generator=draws.generator(seed, "test", device=device))
+    noise = noise if normal else 2 * noise - 1
+    return StepBatch(images.to(device), labels.to(device), augmentation, noise.to(device), stored)
+
+
+def assert_same_state(a, b):
+    """Equal to the bit: weights, averages, optimiser state and sums."""
+    for (name, mine), theirs in zip(a.tensors().items(), b.tensors().values(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def assert_close_state(a, b, **tolerance):
+    for (name, mine), theirs in zip(a.tensors().items(), b.tensors().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=name, **({"rtol": 1e-6, "atol": 1e-8} | tolerance))
