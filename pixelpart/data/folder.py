@@ -1,7 +1,7 @@
-"""A user's pictures in folders by class: PATH/train/CLASS/... with PATH/test/CLASS/..., or PATH/CLASS/... alone.
+"""A user's images in folders by class: PATH/train/CLASS/... and PATH/test/CLASS/..., or only PATH/CLASS/...
 
-Where there is no test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed.
-Training pictures lie class by class, test pictures in an order of their own, which is always the same.
+Without a test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed.
+Training images are in the order of their classes, test images in a fixed random order.
 """
 
 import functools
@@ -12,26 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pixelpart.data.decoded import Decoded, decoded, told
-from pixelpart.data.download import Progress, quiet
-from pixelpart.data.home import Root
-from pixelpart.data.picture import read_picture
-from pixelpart.data.sets import DataSet
+from pixelpart.data.dataset import DataSet, Root
+from pixelpart.data.image_cache import DecodedImages, bad_files_message, decode_images
+from pixelpart.data.image_file import read_image
 from pixelpart.draws import generator
 from pixelpart.errors import UserError, choose
+from pixelpart.runtime.progress import Progress, silent
 
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet's photographs: known before a single file is read
+MEAN = (0.485, 0.456, 0.406)  # ImageNet's, known before any file is read
 STD = (0.229, 0.224, 0.225)
-TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # the first that is there
-NOT_PICTURES = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files too
-
-
-SMALLEST, LARGEST = 8, 1024  # pixels a side
+TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # first match
+IGNORED = ("thumbs.db", "desktop.ini")  # left behind by file managers; hidden files are ignored too
+SMALLEST, LARGEST = 8, 1024  # pixels per side
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Classes in the order of their labels, the files of each split with their labels, and what cannot be used."""
+class FolderListing:
+    """Classes in the order of their labels, the files of each split with their labels, and bad folders."""
 
     classes: tuple[str, ...]
     files: dict[str, list[tuple[Path, int]]]
@@ -39,19 +36,19 @@ class Listing:
 
 
 def data_set(path: str, *, size: int, skip_bad: bool = False) -> DataSet:
-    """The folder as a data set; its files are listed now and decoded when they are first loaded."""
+    """The folder as a data set; its files are listed now and decoded by the first `load`."""
     if not path:
         raise UserError("folder: needs a path; write folder:PATH")
     if not size:
         raise UserError(f"folder:{path} needs the images' width and height in pixels; pass --size, such as --size 64")
     if not SMALLEST <= size <= LARGEST:
         raise UserError(f"size {size} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
-    held = listing(path, skip_bad=skip_bad)
+    found = list_folder(path, skip_bad=skip_bad)
 
-    def decode(split: str, root: Root, progress: Progress, *, again: bool = False) -> Decoded:
-        return decoded(
-            [file for file, _ in held.files[split]],
-            functools.partial(read_picture, size=size),
+    def decode(split: str, root: Root, progress: Progress, *, again: bool = False) -> DecodedImages:
+        return decode_images(
+            [file for file, _ in found.files[split]],
+            functools.partial(read_image, size=size),
             size=size,
             name=f"folder-{Path(path).name}-{split}".replace(" ", "_"),
             root=root,
@@ -59,36 +56,34 @@ def data_set(path: str, *, size: int, skip_bad: bool = False) -> DataSet:
             again=again,
         )
 
-    def load(split: str, root: Root, progress: Progress = quiet, *, again: bool = False) -> tuple[Tensor, Tensor]:
-        items = choose(held.files, split, "split")
-        found = decode(split, root, progress, again=again)
-        if found.bad and not skip_bad:
-            raise UserError(told(_reasons(items, found)))
-        labels = found.kept(torch.tensor([label for _, label in items]))
-        lost = set(range(len(held.classes))) - set(labels.tolist())
-        if lost and split == "train":
-            raise UserError(f"no picture of class {held.classes[min(lost)]!r} can be used; skipping cannot help")
-        return found.images, labels
+    def load(split: str, root: Root, progress: Progress = silent, *, again: bool = False) -> tuple[Tensor, Tensor]:
+        items = choose(found.files, split, "split")
+        decoded = decode(split, root, progress, again=again)
+        decoded.check(skip_bad=skip_bad)
+        labels = decoded.select(torch.tensor([label for _, label in items]))
+        empty = set(range(len(found.classes))) - set(labels.tolist())
+        if empty and split == "train":
+            raise UserError(f"no image of class {found.classes[min(empty)]!r} can be used")
+        return decoded.images, labels
 
-    def check(root: Root, progress: Progress = quiet) -> str:
-        for split in held.files:
+    def check(root: Root, progress: Progress = silent) -> str:
+        for split in found.files:
             load(split, root, progress, again=True)
         return "verified"
 
     def files(root: Root) -> tuple[Path, list[Path]]:
-        return Path(path).expanduser(), [file for items in held.files.values() for file, _ in items]
+        return Path(path).expanduser(), [file for items in found.files.values() for file, _ in items]
 
     def skipped(root: Root) -> list[str]:
-        of_files = [_reasons(items, decode(split, root, quiet)) for split, items in held.files.items()]
-        return held.bad + [line for lines in of_files for line in lines]
+        return found.bad + [line for split in found.files for line in decode(split, root, silent).bad_files]
 
     return DataSet(
-        classes=held.classes,
+        classes=found.classes,
         size=size,
         mean=MEAN,
         std=STD,
-        counts={split: len(items) for split, items in held.files.items()},
-        about=f"pictures of {len(held.classes)} classes",
+        counts={split: len(items) for split, items in found.files.items()},
+        about=f"images of {len(found.classes)} classes",
         load=load,
         files=files,
         check=check,
@@ -97,87 +92,79 @@ def data_set(path: str, *, size: int, skip_bad: bool = False) -> DataSet:
     )
 
 
-def listing(path: str, *, skip_bad: bool = False) -> Listing:
+def list_folder(path: str, *, skip_bad: bool = False) -> FolderListing:
     """Classes and files of the folder; UserError if it cannot be used, or if a class is empty and not `skip_bad`."""
     base = Path(path).expanduser()
     if not base.is_dir():
         raise UserError(f"no folder {base}; folder:PATH holds train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg")
     folders = {entry.name.casefold(): Path(entry) for entry in os.scandir(base) if entry.is_dir()}
-    train = next((folders[name] for name in TRAINS if name in folders), base)
-    test = next((folders[name] for name in TESTS if name in folders), None)
+    train = next((folders[name] for name in TRAIN_NAMES if name in folders), base)
+    test = next((folders[name] for name in TEST_NAMES if name in folders), None)
     if test is not None and train == base:
-        raise UserError(f"{base} has a folder {test.name!r}, but none called 'train' beside it")
+        raise UserError(f"{base} has a folder {test.name!r}, but no folder 'train'")
     bad: list[str] = []
-    found = {"train": _by_class(train, bad)}
+    found = {"train": _files_by_class(train, bad)}
     if test is not None:
-        found["test"] = _by_class(test, bad)
+        found["test"] = _files_by_class(test, bad)
     classes = tuple(sorted(found["train"]))
-    for text in (path, *classes):  # a run's config holds them
+    for text in (path, *classes):  # they are written to config.json
         if text.encode(errors="replace").decode() != text:
-            raise UserError(f"the name {text!r} is not in UTF-8; rename that folder")
+            raise UserError(f"the name {text!r} is not UTF-8; rename that folder")
     for label in sorted(set(found.get("test", {})) - set(classes)):
         bad.append(f"{test}/{label}: no such class in {train}")
         del found["test"][label]
     if bad and not skip_bad:
-        raise UserError(told(bad))
+        raise UserError(bad_files_message(bad))
     if len(classes) < 2:
-        raise UserError(
-            f"{train} has pictures of {len(classes)} class{'es' * (not classes)}; training needs two or more"
-        )
+        raise UserError(f"{train} has {len(classes)} class{'es' * (not classes)} with images; two or more are needed")
     if test is None:
-        found = _held_out(found["train"])
+        found = _split_off_test(found["train"])
     files = {
-        split: [(path, label) for label, name in enumerate(classes) for path in held.get(name, [])]
-        for split, held in found.items()
+        split: [(file, label) for label, name in enumerate(classes) for file in by_class.get(name, [])]
+        for split, by_class in found.items()
     }
-    # "The first so many" test pictures are to be of all classes.
+    # shuffled, so that the first n test images are of all classes
     order = torch.randperm(len(files["test"]), generator=generator(0, "folder order")).tolist()
     files["test"] = [files["test"][i] for i in order]
     if not all(files.values()):
-        raise UserError(f"{base} has no pictures to {'test on' if files['train'] else 'train on'}")
-    return Listing(classes, files, bad)
+        raise UserError(f"{base} has no images to {'test on' if files['train'] else 'train on'}")
+    return FolderListing(classes, files, bad)
 
 
-def _by_class(folder: Path, bad: list[str]) -> dict[str, list[Path]]:
-    """The files of every class, sorted; classes without any are added to `bad`."""
+def _files_by_class(folder: Path, bad: list[str]) -> dict[str, list[Path]]:
+    """The sorted files of every class; classes without files are added to `bad`."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if not names:
-        raise UserError(f"{folder} has no folders in it; each class is a folder of pictures")
-    alike: dict[str, str] = {}
+        raise UserError(f"{folder} has no folders in it; each class is a folder of images")
+    by_lower_case: dict[str, str] = {}
     for name in names:
-        if (other := alike.setdefault(name.casefold(), name)) != name:
-            raise UserError(f"{folder}: classes {other!r} and {name!r} differ by case alone; rename or merge them")
+        if (other := by_lower_case.setdefault(name.casefold(), name)) != name:
+            raise UserError(f"{folder}: classes {other!r} and {name!r} differ only in case; rename or merge them")
     found = {}
     for name in names:
-        files = sorted(_pictures(folder / name))
-        if files:
+        if files := sorted(_files_below(folder / name)):
             found[name] = files
         else:
-            bad.append(f"{folder / name}: a class without pictures")
+            bad.append(f"{folder / name}: a class without images")
     return found
 
 
-def _pictures(folder: Path) -> list[Path]:
-    """Every file below the folder, but for hidden ones and what file managers leave behind."""
+def _files_below(folder: Path) -> list[Path]:
     return [
         Path(place) / name
         for place, _, names in os.walk(folder)
         for name in names
-        if not name.startswith(".") and name.lower() not in NOT_PICTURES
+        if not name.startswith(".") and name.lower() not in IGNORED
     ]
 
 
-def _held_out(found: dict[str, list[Path]]) -> dict[str, dict[str, list[Path]]]:
-    """A fifth of each class as the test split; of two pictures or more, at least one and never all."""
+def _split_off_test(found: dict[str, list[Path]]) -> dict[str, dict[str, list[Path]]]:
+    """A fifth of each class as the test split; of two images or more, at least one and never all."""
     train: dict[str, list[Path]] = {}
     test: dict[str, list[Path]] = {}
     for number, (name, files) in enumerate(sorted(found.items())):
         order = torch.randperm(len(files), generator=generator(0, "folder", number)).tolist()
-        kept = max(len(files) // 5, min(1, len(files) - 1))
-        test[name] = [files[i] for i in sorted(order[:kept])]
-        train[name] = [files[i] for i in sorted(order[kept:])]
+        n = max(len(files) // 5, min(1, len(files) - 1))
+        test[name] = [files[i] for i in sorted(order[:n])]
+        train[name] = [files[i] for i in sorted(order[n:])]
     return {"train": train, "test": test}
-
-
-def _reasons(items: list[tuple[Path, int]], found: Decoded) -> list[str]:
-    return [f"{items[number][0]} {why}" for number, why in found.bad.items()]

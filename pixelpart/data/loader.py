@@ -1,4 +1,4 @@
-"""Batches by number: the order of an epoch is a function of (seed, epoch), so any step can be asked for at any time."""
+"""Batches by epoch and step: the order of an epoch follows from (seed, epoch), so any batch can be made at any time."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from pixelpart.draws import generator
 from pixelpart.errors import UserError
 from pixelpart.runtime.world import World
 
-ALONE = World()
-PIECE = 4096  # images that go to the device at a time
+ONE_PROCESS = World()
+PIECE = 4096  # images copied to the device at a time
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class Batch:
 
 
 def as_float(images: UInt8[Tensor, "b c h w"]) -> Float32[Tensor, "b c h w"]:
-    """Pixels 0..255 as 0..1: the one conversion, so that training and evaluation see the same numbers."""
+    """Pixels from 0..255 as floats in [0, 1]; used by training and evaluation, so that both see the same numbers."""
     assert images.dtype == torch.uint8, f"pixels are {images.dtype}"
     return images.to(torch.float32).div_(255)
 
 
 class Loader:
-    """Every image once an epoch, in that epoch's own order; a short last batch is kept; each rank takes its slice.
+    """Every image once per epoch in random order, with a smaller last batch; each rank takes its slice of a batch.
 
-    Images that fit on the device are put there. Others stay where they are, in main memory or in a mapped file, and a
-    thread gathers the next batch while the present one is worked on.
+    Images that fit on the device are copied there. Otherwise they stay in main memory or in a mapped file, and a thread
+    gathers the next batch during the current step.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Loader:
         seed: int,
         rows: Int64[Tensor, " m"] | None = None,
         device: torch.device | str = "cpu",
-        world: World = ALONE,
+        world: World = ONE_PROCESS,
         resident: bool | None = None,
     ) -> None:
-        """`rows`: which of the images there are to be, all if None; they are numbered from 0 in that order.
+        """`rows`: the images to use, numbered from 0 in that order; None: all.
 
-        `resident`: whether they are put on the device; None: if they fit.
+        `resident`: whether they are copied to the device; None: if they fit.
         """
         assert len(images) == len(labels)
         rows = torch.arange(len(images)) if rows is None else rows
@@ -62,7 +62,7 @@ class Loader:
         self._thread: ThreadPoolExecutor | None = None
         resident = _fits(images, len(rows), self.device) if resident is None else resident
         if self.device.type != "cpu" and resident:
-            self._images, self._rows = _moved(images, rows, self.device), None
+            self._images, self._rows = _copied(images, rows, self.device), None
         else:
             self._images, self._rows = images, rows
             self._thread = ThreadPoolExecutor(1) if self.device.type != "cpu" else None
@@ -77,8 +77,8 @@ class Loader:
         return -(-len(self.labels) // self.batch_size)
 
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
-        """Image numbers in the order in which this epoch visits them."""
-        held = self._order  # read once: a thread may gather another epoch's batches
+        """Image numbers in the order of this epoch."""
+        held = self._order  # read once: the thread may change it
         if held is None or held[0] != epoch:
             order = torch.randperm(len(self.labels), generator=generator(self.seed, "order", epoch))
             held = self._order = (epoch, order.to(self.labels.device))
@@ -103,15 +103,15 @@ class Loader:
         return Batch(as_float(images), labels, index)
 
     def take(self, index: Int64[Tensor, " b"]) -> tuple[UInt8[Tensor, "b c h w"], Int64[Tensor, " b"]]:
-        """Images as they are stored, and labels, of these numbers, on the device."""
+        """uint8 images and labels of these numbers, on the device."""
         index = index.to(self.labels.device)
         images = self._images[index if self._rows is None else self._rows[index]]
         return images.to(self.device), self.labels[index].to(self.device)
 
     def _gather(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and numbers of this rank's share, in pinned memory where they have yet to go to a GPU.
+        """Images, labels and numbers of this rank's share, in pinned memory if they are to be copied to a GPU.
 
-        torch hands a pinned block out again only once the copy from it is done.
+        torch reuses a pinned block only after the copy from it is done.
         """
         share = self.world.share(self.global_size(step))
         start = step * self.batch_size
@@ -124,21 +124,21 @@ class Loader:
 
 
 def _fits(images: Tensor, n: int, device: torch.device) -> bool:
-    """Whether n of the images leave at least half of the device's free memory for the rest."""
+    """Whether n of the images take less than half of the device's free memory."""
     size = n * images[0].numel()
     return device.type != "cuda" or size < torch.cuda.mem_get_info(device)[0] // 2
 
 
-def _moved(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
-    """These images on the device, piece by piece: a mapped file is never whole in main memory."""
-    moved = torch.empty((len(rows), *images.shape[1:]), dtype=images.dtype, device=device)
+def _copied(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """These images on the device, copied in pieces: a mapped file is never in main memory as a whole."""
+    copied = torch.empty((len(rows), *images.shape[1:]), dtype=images.dtype, device=device)
     for place in torch.arange(len(rows)).split(PIECE):
-        moved[place[0] : place[-1] + 1] = images[rows[place]].to(device)
-    return moved
+        copied[place[0] : place[-1] + 1] = images[rows[place]].to(device)
+    return copied
 
 
 def split_holdout(n: int, holdout: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
-    """Numbers of the images to train on and of the `holdout` ones kept aside: disjoint, sorted, fixed by the seed."""
+    """Numbers of the training images and of `holdout` held-out images: disjoint, sorted, determined by the seed."""
     if not 0 <= holdout < n:
         raise UserError(f"cannot hold out {holdout} of {n} training images; choose a holdout of 0 to {n - 1}")
     order = torch.randperm(n, generator=generator(seed, "holdout"))

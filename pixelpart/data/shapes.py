@@ -1,9 +1,8 @@
-"""The embedded set: ten classes of shapes and textures on cluttered 32x32 backgrounds, drawn from a seed in a second.
+"""The built-in data set: ten classes of shapes and textures on cluttered 32x32 backgrounds, generated in a second.
 
-Every number comes from the raw stream of a PCG64 and goes through additions, products, square roots and comparisons
-alone, so the bits are the same on every machine. Seven classes are outlines in one ink; the other three share the
-disc's outline and are told apart by a texture in two inks. The object stands off its surroundings by a contrast of its
-own; clutter stands off less, and is small or thin.
+All numbers come from the raw stream of a PCG64 and go only through additions, products, square roots and comparisons,
+so the bits are the same on every machine. Seven classes are outlines in one colour; the other three are discs with a
+texture in two colours. Each object has a contrast of its own; the clutter has less contrast, and is small or thin.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,7 @@ def _unit(u: Floats, v: Floats) -> tuple[Floats, Floats]:
 
 
 class _Draw:
-    """Uniform numbers from a stream that numpy promises never to change."""
+    """Uniform numbers from a stream that numpy guarantees not to change."""
 
     def __init__(self, seed: int) -> None:
         self.bits = np.random.PCG64(seed)
@@ -51,7 +50,7 @@ class _Draw:
         return levels.astype(np.float32) * np.float32((high - low) / 65536) + np.float32(low)
 
     def direction(self, n: int) -> tuple[Floats, Floats]:
-        """Unit vectors (n, 1, 1), of any angle."""
+        """Random unit vectors, each coordinate (n, 1, 1)."""
         return _unit(self.uniform(-1, 1, n, 1, 1), self.uniform(-1, 1, n, 1, 1))
 
     def order(self, n: int) -> NDArray[np.int64]:
@@ -90,7 +89,7 @@ def _cross(u: Floats, v: Floats, r: Floats) -> Floats:
 
 
 def _star(u: Floats, v: Floats, r: Floats) -> Floats:
-    # five half-planes bound a pentagon; each point of the star is where exactly one of them is left
+    # five half-planes bound a pentagon; in the points of the star exactly one of them is violated
     near, far = (0.309017, 0.9510565), (-0.809017, 0.5877853)
     normals = ((1.0, 0.0), near, far, (far[0], -far[1]), (near[0], -near[1]))
     largest = second = np.full_like(u, -np.inf)
@@ -134,12 +133,12 @@ _ROW, _COLUMN = np.meshgrid(_AXIS, _AXIS, indexing="ij")
 
 
 def _paint(canvas: Floats, cover: Floats, ink: Floats) -> None:
-    """Lay an ink (n, 3, 1, 1) or (n, 3, h, w) over the canvas where cover (n, h, w) says so."""
+    """Blends a colour (n, 3, 1, 1) or (n, 3, h, w) into the canvas with opacity `cover` (n, h, w)."""
     canvas += cover[:, None] * (ink - canvas)
 
 
 def _background(draw: _Draw, n: int, base: Floats, contrast: Floats) -> Floats:
-    """A slope of colour, a coarse patchwork, three lines and three blobs around the base colour."""
+    """A colour gradient, coarse patches, three lines and three blobs around the base colour."""
     slope = draw.uniform(-0.006, 0.006, 2, n, 3, 1, 1)
     canvas = base + slope[0] * _ROW + slope[1] * _COLUMN
     patches = draw.uniform(-PATCH, PATCH, n, 3, 8, 8)
@@ -157,7 +156,7 @@ def _background(draw: _Draw, n: int, base: Floats, contrast: Floats) -> Floats:
 
 
 def _render(draw: _Draw, n: int, label: int, *, empty: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """n pictures of one class, or with `empty` the same pictures without the object, and the object's mask."""
+    """n images of one class, or with `empty` the same images without the object, and the object's mask."""
     outline, texture = _KINDS[label]
     base = draw.uniform(0.36, 0.64, n, 3, 1, 1)
     contrast = draw.uniform(*CONTRAST, n, 1, 1, 1)
@@ -170,7 +169,7 @@ def _render(draw: _Draw, n: int, label: int, *, empty: bool) -> tuple[Floats, ND
     a, b = draw.direction(n)
     shift = draw.uniform(0, 8, 2, n, 1, 1)
     pattern = texture(a * y + b * x + shift[0], a * x - b * y + shift[1], draw.uniform(*PERIOD, n, 1, 1))
-    # each channel of the ink stands off the base by at least 0.6 of the contrast, up or down
+    # each channel differs from the base by at least 0.6 of the contrast, up or down
     channel = draw.uniform(-0.4, 0.4, n, 3, 1, 1)
     channel += np.where(channel < 0, np.float32(-0.6), np.float32(0.6))
     if not empty:
@@ -179,7 +178,7 @@ def _render(draw: _Draw, n: int, label: int, *, empty: bool) -> tuple[Floats, ND
 
 
 def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.int64]]:
-    """Pictures (with `empty` without their objects), masks and labels of a split, in its order."""
+    """Images (with `empty` without their objects), masks and labels of a split, in its order."""
     n, classes = choose(COUNTS, split, "split"), len(CLASSES)
     draw = _Draw(SEEDS[split])
     place = draw.order(n)
@@ -187,7 +186,7 @@ def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDAr
     masks = np.empty((n, SIZE, SIZE), np.bool_)
     labels = np.empty(n, np.int64)
     for label in range(classes):
-        for where in np.array_split(place[label::classes], 4):  # small enough to stay in a core's cache
+        for where in np.array_split(place[label::classes], 4):  # small enough for a core's cache
             picture, masks[where] = _render(draw, len(where), label, empty=empty)
             pictures[where] = np.rint(np.clip(picture, 0, 1) * 255)
             labels[where] = label
@@ -195,11 +194,11 @@ def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDAr
 
 
 def generate(split: str) -> tuple[Tensor, Tensor]:
-    """The split's uint8 images (n, 3, 32, 32) and labels (n,), the same bits on every call."""
+    """uint8 images (n, 3, 32, 32) and labels (n,) of a split, the same bits on every call."""
     pictures, _, labels = _scenes(split)
     return torch.from_numpy(pictures), torch.from_numpy(labels)
 
 
 def object_masks(split: str) -> Tensor:
-    """Where the object is in each image of `generate(split)`: bool (n, 32, 32)."""
+    """The object masks of `generate(split)`: bool (n, 32, 32)."""
     return torch.from_numpy(_scenes(split)[1])

@@ -1,4 +1,4 @@
-"""SVHN's cropped digits from the official .mat files; how many of each digit there are decides that it is SVHN.
+"""SVHN's cropped digits from the official .mat files, recognised by the number of images of each digit.
 
 Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011. X is (32, 32, 3, n) uint8, y
 is (n, 1) with the digit 0 as 10.
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pixelpart.data.download import Progress, Unavailable, digest, fetch, quiet
-from pixelpart.data.home import Root, home
+from pixelpart.data.dataset import Root, home
+from pixelpart.data.download import digest, downloading, fetch
 from pixelpart.errors import UserError, choose
+from pixelpart.runtime.progress import Progress, silent
 
 CLASSES = tuple("0123456789")
 MEAN = (0.4377, 0.4438, 0.4728)
@@ -29,7 +30,7 @@ URL = "http://ufldl.stanford.edu/housenumbers/"
 
 
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
-    """The folder and its two files: the data root, or `svhn` or `SVHN` in it; UserError where one is missing."""
+    """The folder and its two files: the data root, or `svhn` or `SVHN` in it; UserError if one is missing."""
     base = home(root)
     for folder in (base, base / "svhn", base / "SVHN"):
         paths = [folder / name for name in FILES.values()]
@@ -72,7 +73,7 @@ def _arrays(path: Path) -> tuple[Any, Any]:
 
     try:
         held = loadmat(path, variable_names=["X", "y"])
-    except Exception as error:  # a file of any kind may be called .mat
+    except Exception as error:  # any file may be called .mat
         raise UserError(f"{path} is not a readable .mat file: {' '.join(str(error).split())}") from None
     if missing := [name for name in ("X", "y") if not isinstance(held.get(name), np.ndarray)]:
         raise UserError(f"{path} is not SVHN's: it has no array {' and no array '.join(missing)}")
@@ -80,7 +81,7 @@ def _arrays(path: Path) -> tuple[Any, Any]:
 
 
 def check(root: Root = None) -> str:
-    """`verified` for the official files, by their sums; `unofficial` for others with the right counts."""
+    """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
     if (found := present(root)) is None:
         load("train", root)
     assert found is not None
@@ -91,21 +92,15 @@ def check(root: Root = None) -> str:
     return "verified" if official else "unofficial"
 
 
-def get(root: Root = None, progress: Progress = quiet) -> Path:
-    """The folder with SVHN's two files, fetched unless they are there."""
-    base = home(root)
+def get(root: Root = None, progress: Progress = silent) -> Path:
+    """The folder with SVHN's two files, downloaded unless they are there."""
     if (found := present(root)) is not None:
         return found[0]
-    folder = base / "svhn"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    base = home(root)
+    with downloading("svhn", base / "svhn", _by_hand(base)):
         for split, name in FILES.items():
-            fetch(URL + name, folder / name, md5=MD5[split], progress=progress)
-    except Unavailable as error:
-        raise UserError(f"cannot get svhn: {error}. Instead, {_by_hand(base)}") from None
-    except OSError as error:
-        raise UserError(f"cannot write svhn under {base}: {error.strerror or error}") from None
-    return folder
+            fetch(URL + name, base / "svhn" / name, md5=MD5[split], progress=progress)
+    return base / "svhn"
 
 
 def _by_hand(base: Path) -> str:

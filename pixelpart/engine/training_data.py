@@ -76,13 +76,7 @@ def load_checked(
 ) -> tuple[Tensor, Tensor]:
     """A split of the run's data set; UserError for pixels or labels that do not fit what the set declares."""
     with (screen or Screen(quiet=True)).bars() as move:
-        images, labels = data.load(
-            config.dataset,
-            split=split,
-            root=root,
-            progress=lambda done, total, what: move(what, done, total, ""),
-            **config.data_options,
-        )
+        images, labels = data.load(config.dataset, split=split, root=root, progress=move, **config.data_options)
     entry = data.of_config(config)
     data.check_images(images, labels, entry.num_classes, shape=(3, entry.size, entry.size))
     return images, labels

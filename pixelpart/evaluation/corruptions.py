@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.data import SETS
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
-from pixelpart.data.corruptions.files import Facts, Source, check_names, open_source
+from pixelpart.data.corruptions.source import CorruptionSource, Facts, check_names, open_source
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation import accuracy, identity, store
 from pixelpart.evaluation.checks import sanity
@@ -171,7 +171,7 @@ def parse_names(names: str | Iterable[str] | None) -> list[str]:
     return [name for name in CORRUPTIONS if name in asked]
 
 
-def _source(target: Target, names: list[str], **settings: Any) -> Source:
+def _source(target: Target, names: list[str], **settings: Any) -> CorruptionSource:
     dataset = target.tags["dataset"]
     x, y = target.pictures.images, target.pictures.labels
     whole = dataset in SETS and len(x) == SETS[dataset].counts["test"]
@@ -184,7 +184,14 @@ class Desk:
     """One model and one source of images; `settle` answers a cell of the table, from what is kept if it can."""
 
     def __init__(
-        self, model: nn.Module, target: Target, source: Source, batch_size: int, progress: Progress, *, total: int
+        self,
+        model: nn.Module,
+        target: Target,
+        source: CorruptionSource,
+        batch_size: int,
+        progress: Progress,
+        *,
+        total: int,
     ) -> None:
         self.model, self.target, self.source, self.batch_size, self.tell = model, target, source, batch_size, progress
         self.entries = store.read_entries(target.folder, FILE) if target.folder else []
@@ -216,7 +223,7 @@ class Desk:
     def _measure(self, name: str, severity: int, facts: Facts, asked: str) -> Outcome:
         began, pictures = time.perf_counter(), self.target.pictures
         if severity:
-            x = self.source.images(name, severity, lambda what, done, total: self.tell("corrupting", done, total, what))
+            x = self.source.images(name, severity, self.tell)
             pictures = ImageSet(x, pictures.labels, pictures.device)
         right = accuracy.natural(self.model, pictures, batch_size=self.batch_size, report=self._report).numpy()
         return self._record(name, severity, facts, asked, right, time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""A small stand-in for CIFAR-10, in every form in which the real one comes, and a web server that breaks off."""
+"""A small fake CIFAR-10 in every official layout, and a web server with broken connections."""
 
 import hashlib
 import io
@@ -81,15 +81,16 @@ def fake(monkeypatch):
     fake = Fake()
     monkeypatch.setattr(cifar10, "PER_FILE", PER_FILE)
     monkeypatch.setattr(cifar10, "COUNTS", {"train": 5 * PER_FILE, "test": PER_FILE})
-    monkeypatch.setattr(cifar10, "CONTENT", hashlib.sha256(fake.pixels.tobytes() + fake.labels.tobytes()).hexdigest())
+    content = hashlib.sha256(fake.pixels.tobytes() + fake.labels.tobytes()).hexdigest()
+    monkeypatch.setattr(cifar10, "CONTENT_SHA256", content)
     return fake
 
 
 class Server(ThreadingHTTPServer):
     content = b""
-    breaks: list[int]  # bytes after which the next answers break off
+    breaks: list[int]  # bytes after which the next connections break
     ranges = True
-    asked: list[str | None]
+    requests: list[str | None]
 
     @property
     def url(self) -> str:
@@ -101,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         wanted = self.headers.get("Range")
-        self.server.asked.append(wanted)
+        self.server.requests.append(wanted)
         content = self.server.content
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.server.ranges else 0
         if wanted and self.server.ranges and start >= len(content):
@@ -123,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server = Server(("127.0.0.1", 0), Handler)
-    server.breaks, server.asked = [], []
+    server.breaks, server.requests = [], []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield server

@@ -9,7 +9,7 @@ from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pixelpart.data.augment import AUGMENTS, PAD, Params, apply, draw, kept, mixed, picture
-from pixelpart.data.augment.colour import recoloured
+from pixelpart.data.augment.colour import recolour
 from pixelpart.data.augment.moving import inside
 from pixelpart.data.augment.params import Warp
 from pixelpart.errors import UserError
@@ -275,7 +275,7 @@ def test_colours_change_in_pictures_and_not_in_masks():
     params, images = draws_of("idbh", 64), torch.rand(64, 3, 32, 32)
     plain, shown = apply(params, images), picture(params, images)
     assert torch.equal((plain != shown).flatten(1).any(1), params.colour.operation >= 0)
-    assert torch.equal(shown, apply(params, recoloured(params.colour, images)))
+    assert torch.equal(shown, apply(params, recolour(params.colour, images)))
     assert (shown.amax(1)[plain.amax(1) == 0] == 0).all()  # padding and holes stay empty
 
 

@@ -30,42 +30,37 @@ def binary(pixels, fine):
     return b"".join(bytes([label // 5, label]) + image.tobytes() for label, image in rows)
 
 
-def write_bin(fake, root):
-    folder = root / "cifar-100-binary"
-    folder.mkdir()
+def pickled(pixels, fine):
+    batch = {b"data": pixels.reshape(len(pixels), -1), b"fine_labels": fine.tolist(), b"coarse_labels": [0]}
+    return pickle.dumps(batch, 2)
+
+
+def write(fake, root, folder="cifar-100-binary", suffix=".bin", encode=binary):
+    (root / folder).mkdir()
     for split, pair in fake.items():
-        (folder / f"{split}.bin").write_bytes(binary(*pair))
-    return folder
+        (root / folder / f"{split}{suffix}").write_bytes(encode(*pair))
+    return root / folder
 
 
-def write_py(fake, root):
-    folder = root / "cifar-100-python"
-    folder.mkdir()
-    for split, (pixels, fine) in fake.items():
-        held = {b"data": pixels.reshape(len(pixels), -1), b"fine_labels": fine.tolist(), b"coarse_labels": [0]}
-        (folder / split).write_bytes(pickle.dumps(held, 2))
-    return folder
-
-
-@pytest.mark.parametrize("write", [write_bin, write_py])
-def test_both_layouts_give_pixels_and_fine_labels(fake, tmp_path, write):
-    folder = write(fake, tmp_path)
+@pytest.mark.parametrize("layout", [(), ("cifar-100-python", "", pickled)])
+def test_both_layouts_give_pixels_and_fine_labels(fake, tmp_path, layout):
+    folder = write(fake, tmp_path, *layout)
     for root in (tmp_path, folder):
         for split, (pixels, fine) in fake.items():
             images, labels = data.load("cifar100", split=split, root=root)
             assert np.array_equal(images.numpy(), pixels)
             assert labels.tolist() == fine.tolist()
+
+
+def test_checksums_decide_whether_files_are_official(fake, tmp_path, monkeypatch):
+    folder = write(fake, tmp_path)
     assert data.verify("cifar100", root=tmp_path).status == "unofficial"
-
-
-def test_sums_make_it_the_official_one(fake, tmp_path, monkeypatch):
-    folder = write_bin(fake, tmp_path)
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     monkeypatch.setattr(cifar100, "MD5", sums)
     assert data.verify("cifar100", root=tmp_path).status == "verified"
 
 
-def test_an_archive_put_there_by_hand_is_unpacked(fake, tmp_path, monkeypatch):
+def test_an_archive_in_the_data_root_is_unpacked(fake, tmp_path, monkeypatch):
     content = Fake.tar({f"cifar-100-binary/{split}.bin": binary(*pair) for split, pair in fake.items()})
     (tmp_path / "cifar-100-binary.tar.gz").write_bytes(content)
     monkeypatch.setattr(cifar100, "URL_MD5", hashlib.md5(content).hexdigest())
@@ -73,10 +68,10 @@ def test_an_archive_put_there_by_hand_is_unpacked(fake, tmp_path, monkeypatch):
     assert len(data.load("cifar100", split="test", root=tmp_path)[0]) == 100
 
 
-def test_a_short_file_other_labels_and_nothing_at_all_are_told(fake, tmp_path):
+def test_missing_short_and_wrong_files_are_named(fake, tmp_path):
     with pytest.raises(UserError, match=r"no cifar100 under .*; run `pixelpart data get cifar100`"):
         data.load("cifar100", root=tmp_path)
-    path = write_bin(fake, tmp_path) / "train.bin"
+    path = write(fake, tmp_path) / "train.bin"
     good = path.read_bytes()
     path.write_bytes(good[:-1])
     with pytest.raises(UserError, match=r"train.bin has 614,799 bytes, not the 614,800"):
@@ -86,6 +81,6 @@ def test_a_short_file_other_labels_and_nothing_at_all_are_told(fake, tmp_path):
         data.load("cifar100", root=tmp_path)
 
 
-def test_there_are_a_hundred_classes_in_the_order_of_the_alphabet():
+def test_there_are_a_hundred_classes_in_alphabetical_order():
     assert len(cifar100.CLASSES) == 100
     assert list(cifar100.CLASSES) == sorted(cifar100.CLASSES)

@@ -32,7 +32,7 @@ def images():
 def recoloured(images, name, s):
     n = len(images)
     params = Colour(torch.full((n,), NUMBERS[name] if name else -1), torch.full((n,), s))
-    return colour.recoloured(params, images.float() / 255)
+    return colour.recolour(params, images.float() / 255)
 
 
 def test_every_operation_has_its_yardstick():
@@ -51,7 +51,7 @@ def test_an_operation_is_pillows(images, name, s):
 def test_each_image_gets_its_own_operation_and_none_leaves_it(images):
     x = images.float() / 255
     params = Colour(torch.tensor([-1, 0, 3, 5]), torch.tensor([0.2, 0.2, 0.5, 1.0]))
-    out = colour.recoloured(params, x)
+    out = colour.recolour(params, x)
     assert torch.equal(out[0], x[0])
     for i in range(1, 4):
         name = list(NUMBERS)[params.operation[i]]

@@ -82,7 +82,7 @@ def test_the_input_is_left_alone():
     ("x", "name", "severity", "said"),
     [
         (photos(1), "rain", 1, "unknown corruption 'rain'; choose from brightness, contrast"),
-        (photos(1), "fog", 6, "severity 6 is none; choose from 1, 2, 3, 4, 5"),
+        (photos(1), "fog", 6, "unknown severity 6; choose from 1, 2, 3, 4, 5"),
         (photos(1).float(), "fog", 1, "not float32 (1, 3, 32, 32)"),
         (photos(1)[:, :1], "fog", 1, "not uint8 (1, 1, 32, 32)"),
     ],
@@ -96,7 +96,7 @@ def test_mistakes_are_told(x, name, severity, said):
 def test_progress_counts_the_images(monkeypatch):
     monkeypatch.setattr(corruptions, "CHUNK", 2)
     told = []
-    corrupt(photos(5), "contrast", 1, tell=told.append)
+    corrupt(photos(5), "contrast", 1, on_done=told.append)
     assert told == [2, 4, 5]
 
 

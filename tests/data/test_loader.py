@@ -157,4 +157,4 @@ def test_batches_gathered_ahead_are_the_same_ones_in_any_order(pair):
 def test_images_that_fit_are_moved_piece_by_piece(pair, mapped, monkeypatch):
     monkeypatch.setattr(data_loader, "PIECE", 4)
     rows = torch.arange(2, 30)
-    assert torch.equal(data_loader._moved(mapped[0], rows, torch.device("cpu")), pair[0][rows])
+    assert torch.equal(data_loader._copied(mapped[0], rows, torch.device("cpu")), pair[0][rows])

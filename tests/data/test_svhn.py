@@ -1,4 +1,4 @@
-"""SVHN in the official layout, small; whatever else is called .mat is told by name."""
+"""SVHN in the official layout, small."""
 
 import hashlib
 
@@ -33,14 +33,14 @@ def write(folder, split, pixels, digits):
 
 
 @pytest.mark.parametrize("split", N)
-def test_pixels_stand_where_they_were_and_ten_is_zero(fake, tmp_path, split):
+def test_pixels_and_labels_are_read_and_ten_is_zero(fake, tmp_path, split):
     images, labels = data.load("svhn", split=split, root=tmp_path)
     assert images.dtype == torch.uint8
     assert np.array_equal(images.numpy(), fake[split][0])
     assert labels.tolist() == fake[split][1].tolist()
 
 
-def test_files_in_a_folder_of_their_own_are_found(fake, tmp_path):
+def test_files_in_a_folder_svhn_are_found(fake, tmp_path):
     (tmp_path / "svhn").mkdir()
     for name in svhn.FILES.values():
         (tmp_path / name).rename(tmp_path / "svhn" / name)
@@ -48,15 +48,14 @@ def test_files_in_a_folder_of_their_own_are_found(fake, tmp_path):
     assert data.listing(root=tmp_path)[3].where == str(tmp_path / "svhn")
 
 
-def test_sums_tell_the_official_files_from_others(fake, tmp_path, monkeypatch):
+def test_checksums_decide_whether_files_are_official(fake, tmp_path, monkeypatch):
     assert data.verify("svhn", root=tmp_path).status == "unofficial"
-    assert data.get("svhn", root=tmp_path).status == "unofficial"
     sums = {split: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for split, name in svhn.FILES.items()}
     monkeypatch.setattr(svhn, "MD5", sums)
     assert data.verify("svhn", root=tmp_path).status == "verified"
 
 
-def test_a_mat_that_is_not_svhns_is_named(fake, tmp_path):
+def test_other_mat_files_are_refused(fake, tmp_path):
     path = tmp_path / "train_32x32.mat"
     savemat(path, {"Z": np.zeros(3)})
     with pytest.raises(UserError, match=r"train_32x32.mat is not SVHN's: it has no array X and no array y"):
@@ -69,7 +68,7 @@ def test_a_mat_that_is_not_svhns_is_named(fake, tmp_path):
         data.verify("svhn", root=tmp_path)
 
 
-def test_labels_that_do_not_match_are_refused(fake, tmp_path):
+def test_other_labels_are_refused(fake, tmp_path):
     pixels, digits = fake["train"]
     write(tmp_path, "train", pixels, np.where(digits == 3, 4, digits))
     with pytest.raises(UserError, match="images of each digit are"):
@@ -79,7 +78,7 @@ def test_labels_that_do_not_match_are_refused(fake, tmp_path):
         data.load("svhn", root=tmp_path)
 
 
-def test_a_missing_file_and_a_missing_set_are_told(fake, tmp_path):
+def test_missing_files_are_named(fake, tmp_path):
     (tmp_path / "test_32x32.mat").unlink()
     with pytest.raises(UserError, match=r"lacks test_32x32\.mat"):
         data.load("svhn", root=tmp_path)

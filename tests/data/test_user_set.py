@@ -70,7 +70,7 @@ def test_a_named_function_is_a_set(capsys):
     entry = data.find("own_data:pictures")
     assert (entry.num_classes, entry.size, entry.counts) == (4, 16, {"train": 40, "test": 10})
     row = data.verify("own_data:pictures")
-    assert (row.status, row.where, row.images) == ("verified", "your code", 50)
+    assert (row.status, row.where, row.images) == ("verified", "user code", 50)
     assert capsys.readouterr().out == ""
 
 
@@ -88,13 +88,13 @@ def test_a_name_that_nobody_gave_runs_nothing():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_data:grey", r"gives images uint8 \(5, 16, 16\); they must be uint8 \(n, 3, size, size\)"),
-        ("own_data:mismatched", r"gives labels int64 \(4,\); 5 images need \(5,\)"),
-        ("own_data:fractions", r"gives labels float64 \(6,\); 6 images need \(6,\), whole"),
+        ("own_data:grey", r"returns images uint8 \(5, 16, 16\); they must be uint8 \(n, 3, size, size\)"),
+        ("own_data:mismatched", r"returns labels int64 \(4,\); 5 images need \(5,\)"),
+        ("own_data:fractions", r"returns labels float64 \(6,\); 6 images need \(6,\), integers"),
         ("own_data:from_one", "no training image has label 0"),
         ("own_data:with_a_gap", "no training image has label 1"),
         ("own_data:far_apart", "no training image has label 1"),
-        ("own_data:complex_labels", r"gives labels complex128 \(6,\)"),
+        ("own_data:complex_labels", r"returns labels complex128 \(6,\)"),
         ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
         ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
         ("own_data:number", "is a int; name a function"),

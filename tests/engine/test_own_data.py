@@ -88,7 +88,7 @@ def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsy
     (photos / "dark" / "bad.jpg").write_bytes(b"x")
     command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
     assert main(command) == 2
-    assert "photos/dark/bad.jpg is not a picture" in capsys.readouterr().err
+    assert "photos/dark/bad.jpg is not an image" in capsys.readouterr().err
     assert main([*command, "--skip-bad"]) == 0
     run = Run("run")
     assert (run.config.dataset, run.config.size, run.config.skip_bad) == ("folder:photos", 16, True)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pixelpart import data
 from pixelpart.cli.main import main
-from pixelpart.data.corruptions import CORRUPTIONS, corrupt, files, frost
+from pixelpart.data.corruptions import CORRUPTIONS, corrupt, frost, source
 from pixelpart.errors import UserError
 from pixelpart.evaluation import accuracy, store
 from pixelpart.evaluation.corruptions import DRAWN, Corrupted, corruptions
@@ -139,7 +139,7 @@ def test_progress_goes_over_all_cells(ask):
 def test_a_second_call_has_everything_again(ask, tmp_path, monkeypatch):
     first = ask()
     monkeypatch.setattr(accuracy, "natural", None)
-    monkeypatch.setattr(files, "corrupt", None)
+    monkeypatch.setattr(source, "corrupt", None)
     before = (tmp_path / "out" / "corruptions.json").read_bytes()
     second = ask()
     assert all(reused(second))
@@ -180,7 +180,7 @@ def test_another_model_other_images_and_another_generator_are_asked_anew(ask, ne
     x = some[0].clone()
     x[0, 0, 0, 0] ^= 1
     assert not any(reused(ask(given=(x, some[1]))))
-    monkeypatch.setattr(files, "generator", lambda: "another")
+    monkeypatch.setattr(source, "generator_version", lambda: "another")
     assert reused(ask()) == [True, False, False, False, False]
 
 
@@ -217,7 +217,7 @@ def test_mistakes_are_told_in_one_line(settings, said, ask):
 
 
 def test_floats_are_refused(ask, some):
-    with pytest.raises(UserError, match="only uint8 images are corrupted, not float32"):
+    with pytest.raises(UserError, match="corruptions need uint8 images, not float32"):
         ask(given=(some[0] / 255, some[1]))
 
 
@@ -237,7 +237,7 @@ def test_the_command_prints_a_table_and_keeps_the_entries(few, run, capsys):
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[0].split() == ["corruption", "1", "3", "mean"]
-    assert err == "corrupted images: made here, with drawn frost\n"
+    assert err == "corrupted images: generated, with generated frost\n"
     assert main([*command, "--json", "--quiet"]) == 0
     out, err = capsys.readouterr()
     assert err == ""

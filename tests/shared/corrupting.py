@@ -8,7 +8,7 @@ import torch
 from scipy import ndimage
 
 from pixelpart.data.corruptions import CORRUPTIONS
-from pixelpart.data.corruptions.drawing import Draw
+from pixelpart.data.corruptions.random_numbers import Draw
 
 
 def photos(n, h=32, w=32):

@@ -1,4 +1,4 @@
-"""Augmentation in two halves, `draw` and `apply`: what moved an image can move its mask, pixel for pixel.
+"""Augmentation in two steps: `draw` draws parameters, `apply` moves an image and its mask by the same parameters.
 
 A new kind is a function that draws `Params`, and one entry in the table below.
 """
@@ -22,7 +22,7 @@ AUGMENTS: dict[str, Callable[[int, torch.Generator], Params]] = {
 
 
 def draw(kind: str, n: int, *, generator: torch.Generator | None = None) -> Params:
-    """n moves of this kind, on the generator's device; None: a fresh generator seeded with 0."""
+    """Parameters for n images, on the generator's device; None: a fresh generator seeded with 0."""
     return choose(AUGMENTS, kind, "augment")(n, torch.Generator().manual_seed(0) if generator is None else generator)
 
 

@@ -1,6 +1,6 @@
-"""Operations on the colours of whole images, as Pillow has them, without its rounding to 256 levels.
+"""Pillow's colour operations, without its rounding to 256 levels.
 
-With a strength s: 1 leaves the image as it is, 0 takes away all that the operation is named after.
+Strength s: 1 returns the image, 0 removes all saturation, brightness, contrast or sharpness.
 """
 
 from collections.abc import Callable
@@ -39,20 +39,20 @@ def contrast(x: Images, s: Strength) -> Images:
 
 
 def sharpness(x: Images, s: Strength) -> Images:
-    """s x + (1 - s) smooth(x), smooth(x) = (4 x + sum of the 3 by 3 pixels around it) / 13; the edge stays."""
+    """s x + (1 - s) smooth(x), smooth(x) = (4 x + sum of the 3 by 3 pixels around it) / 13; the border is unchanged."""
     inner = x[:, :, 1:-1, 1:-1]
     smooth = (4 * inner + 9 * F.avg_pool2d(x, 3, stride=1)) / 13
     return x + (1 - s) * F.pad(smooth - inner, (1, 1, 1, 1))
 
 
 def autocontrast(x: Images, s: Strength) -> Images:
-    """(x - min) / (max - min) of each channel; a channel of one value stays."""
+    """(x - min) / (max - min) of each channel; a constant channel is unchanged."""
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
     return torch.where(high > low, (x - low) / (high - low), x)
 
 
 def equalize(x: Images, s: Strength) -> Images:
-    """#{pixels darker} / #{pixels that are not the brightest} of each channel; a channel of one value stays."""
+    """#{pixels darker} / #{pixels that are not the brightest} of each channel; a constant channel is unchanged."""
     values = x.flatten(2).contiguous()
     ordered = values.sort(2).values
     darker = torch.searchsorted(ordered, values).view_as(x)
@@ -70,8 +70,8 @@ OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 )
 
 
-def recoloured(colour: Colour, x: Images) -> Images:
-    """Each image after its own operation, clipped to [0,1]; all are computed for all, as no value may be asked for."""
+def recolour(colour: Colour, x: Images) -> Images:
+    """Each image after its own operation, clipped to [0,1]; all are computed for all images, to avoid a device sync."""
     strength, operation = colour.strength[:, None, None, None].to(x.dtype), colour.operation[:, None, None, None]
     out = x
     for number, function in enumerate(OPERATIONS):

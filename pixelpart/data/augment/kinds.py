@@ -1,4 +1,4 @@
-"""The draws of each kind of augmentation, for a whole batch at once."""
+"""Draws the parameters of each kind of augmentation, for a batch at once."""
 
 import math
 
@@ -10,18 +10,18 @@ from pixelpart.data.augment.params import PAD, Box, Colour, Mix, Params, Warp
 
 CUT_LINES = 11 / 32  # CropShift cuts fewer lines than this, rows and columns together
 STRENGTHS = ((0.1, 1.9), (0.5, 1.9), (0.5, 1.9), (0.1, 1.9), (1.0, 1.0), (1.0, 1.0))  # of colour.OPERATIONS
-SHEAR, TURN = (0.05, 0.15), (math.radians(1), math.radians(10))  # least and most, to either side
+SHEAR, TURN = (0.05, 0.15), (math.radians(1), math.radians(10))  # smallest and largest, in both directions
 ERASED, RATIO = (0.02, 0.33), (0.3, 3.3)  # share of the image, and height by width
 
 
 def draw_none(n: int, generator: torch.Generator) -> Params:
-    """The move that leaves every image as it is; nothing is drawn."""
+    """Parameters that leave every image unchanged; nothing is drawn."""
     corner = torch.full((n,), PAD, dtype=torch.int64, device=generator.device)
     return Params(corner, corner.clone(), torch.zeros(n, dtype=torch.bool, device=generator.device))
 
 
 def draw_crop_flip(n: int, generator: torch.Generator) -> Params:
-    """Corners uniform over all (2 PAD + 1)^2, mirrored half of the time."""
+    """Corners uniform over all (2 PAD + 1)^2, flipped with probability 1/2."""
     top, left = torch.randint(2 * PAD + 1, (2, n), generator=generator, device=generator.device)
     return Params(top, left, torch.rand(n, generator=generator, device=generator.device) < 0.5)
 
@@ -40,7 +40,7 @@ def draw_cutout(n: int, generator: torch.Generator) -> Params:
 def draw_cutmix(n: int, generator: torch.Generator) -> Params:
     """Crop and flip, then a box of the neighbour in the batch, its centre anywhere, its share of the image uniform.
 
-    CutMix (Yun et al. 2019), whose Beta(1, 1) is uniform. Images 0 and 1, 2 and 3, ... are each other's partner.
+    CutMix (Yun et al. 2019), whose Beta(1, 1) is uniform. Images 0 and 1, 2 and 3, ... are partners.
     """
     moves = draw_crop_flip(n, generator)
     y, x, share = _uniform(3, n, generator=generator)
@@ -53,7 +53,7 @@ def draw_idbh(n: int, generator: torch.Generator) -> Params:
     """Flip, CropShift, one of eight operations on colour or shape, and for half of the images a random erasing.
 
     The ranges are those of Li and Spratling 2023, "Data augmentation alone can improve adversarial training", for
-    CIFAR-10 and a small network. Colours are changed before pixels move, so that no padding takes part in it.
+    CIFAR-10 and a small network. Colours are changed before pixels are moved, so that padding does not matter.
     """
     flip, taken_y, taken_x, put_y, put_x = _uniform(5, n, generator=generator)
     strength, side, axis = _uniform(3, n, generator=generator)
@@ -72,7 +72,7 @@ def draw_idbh(n: int, generator: torch.Generator) -> Params:
 
 
 def _cut(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """How much CropShift cuts of the rows and of the columns: 0 to 10 of 32 lines, shared out at random."""
+    """The shares of rows and of columns that CropShift cuts: 0 to 10 of 32 lines in total, divided at random."""
     total, part = _uniform(2, n, generator=generator)
     total = (total * 32 * CUT_LINES).floor()
     rows = (part * (total + 1)).floor()
@@ -96,7 +96,7 @@ def _colour(operation: Tensor, strength: Tensor) -> Colour:
 
 
 def _erasing(n: int, generator: torch.Generator) -> Box:
-    """Random erasing (Zhong et al. 2020) of half of the images; the box lies inside."""
+    """Random erasing (Zhong et al. 2020) for half of the images; the box is inside the image."""
     erased, area, ratio, y, x = _uniform(5, n, generator=generator)
     area = torch.where(erased < 0.5, _between(*ERASED, area), 0.0)
     ratio = _between(math.log(RATIO[0]), math.log(RATIO[1]), ratio).exp()

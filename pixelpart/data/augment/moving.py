@@ -1,10 +1,10 @@
-"""Moves pixels as drawn, of images, masks and budgets alike; nothing here draws a number or waits for the device."""
+"""Moves the pixels of images, masks and budgets by given parameters, without random numbers or device syncs."""
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from pixelpart.data.augment.colour import recoloured
+from pixelpart.data.augment.colour import recolour
 from pixelpart.data.augment.params import PAD, Box, Mix, Params, Warp
 from pixelpart.types import Images, Probabilities
 
@@ -12,17 +12,17 @@ Places = Int64[Tensor, "b #h #w"]
 
 
 def picture(params: Params, images: Images) -> Images:
-    """The images as the model is to see them: recoloured, then moved."""
-    return apply(params, images if params.colour is None else recoloured(params.colour, images))
+    """The augmented images: recoloured, then moved."""
+    return apply(params, images if params.colour is None else recolour(params.colour, images))
 
 
 def apply(params: Params, tensor: Shaped[Tensor, "b c h w"], *, fill: float = 0.0) -> Shaped[Tensor, "b c h w"]:
-    """Each image padded by PAD with `fill`, cropped to its size at (top, left), then mirrored where flip says so.
+    """Each image padded by PAD with `fill`, cropped to its size at (top, left), then flipped if `flip`.
 
     out[i, :, r, s] = padded[i, :, top_i + r, left_i + s'] with s' = w - 1 - s if flip_i else s
 
-    A warp leads from (r, s') on to another place. What is erased gets `fill`. A box of another image comes last, with
-    what happened to that image before.
+    A warp maps (r, s') to another position. Erased pixels are `fill`. The box of another, equally augmented image comes
+    last.
     """
     b, c, h, w = tensor.shape
     column = torch.arange(w, device=tensor.device)
@@ -45,7 +45,7 @@ def apply(params: Params, tensor: Shaped[Tensor, "b c h w"], *, fill: float = 0.
 def warped(
     warp: Warp, row: Places, column: Places, size: tuple[int, int]
 ) -> tuple[Places, Places, Bool[Tensor, "b h w"]]:
-    """Where each pixel of the result comes from, to the nearest, and whether that was cut off or never there."""
+    """The source row and column of each pixel, rounded, and whether it was cut off or lies outside the image."""
     h, w = size
     y, x = row - (h - 1) / 2, column - (w - 1) / 2
     matrix = warp.matrix[..., None, None]
@@ -55,7 +55,7 @@ def warped(
 
 
 def shifted(place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int) -> tuple[Places, Bool[Tensor, "b h w"]]:
-    """The line in the image from which a line of the result comes, and whether it is none of those that are left."""
+    """The source line of each line of the result, and whether it was cut off or lies outside the image."""
     cut, taken, put = (share[:, axis, None, None] for share in (warp.cut, warp.taken, warp.put))
     lines = (cut * length).round()
     first, gap = (taken * (lines + 1)).floor(), (put * (lines + 1)).floor()
@@ -64,7 +64,7 @@ def shifted(place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int) -
 
 
 def inside(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
-    """Which pixels have their centre in the box."""
+    """Whether the centre of each pixel is in the box."""
     h, w = size
     row, column = torch.arange(h, device=box.y.device), torch.arange(w, device=box.y.device)
     rows = (row + 0.5 - h * box.y[:, None]).abs() < h / 2 * box.height[:, None]
@@ -73,18 +73,18 @@ def inside(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
 
 
 def partner(mix: Mix) -> Int64[Tensor, " b"]:
-    """The row of the image that each is mixed with: its own where the other is not in this batch."""
+    """The batch row of the image that each is mixed with; its own row if the partner is not in this batch."""
     n = len(mix.step)
     return (torch.arange(n, device=mix.step.device) + mix.step).clamp(0, n - 1)
 
 
 def kept(mix: Mix, size: tuple[int, int]) -> Float[Tensor, " b"]:
-    """The share of pixels that are still the image's own, counted."""
+    """The share of pixels that are still the image's own."""
     return 1 - inside(mix.box, size).float().mean((1, 2))
 
 
 def mixed(params: Params, y: Probabilities, size: tuple[int, int]) -> Probabilities:
-    """What the moved images show: kept y + (1 - kept) y of the partner (Yun et al. 2019); y where nothing is mixed."""
+    """Labels of the augmented images: kept y + (1 - kept) y of the partner (Yun et al. 2019); y without mixing."""
     if params.mix is None:
         return y
     share = kept(params.mix, size).to(y.dtype)[:, None]

@@ -1,4 +1,4 @@
-"""What happens to each image of a batch, in numbers; what a kind of augmentation does not use is None."""
+"""Parameters of the augmentation of each image in a batch; None for operations that a kind does not use."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ PAD = 4
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle, in shares of the image's height and width; it may reach over the edge."""
+    """A rectangle, relative to the image's height and width; it may extend beyond the border."""
 
     y: Float[Tensor, " b"]  # its centre
     x: Float[Tensor, " b"]
@@ -22,7 +22,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Mix:
-    """A box that shows the same place of another image, the one `step` rows further on."""
+    """A box filled with the same region of another image, `step` rows further in the batch."""
 
     box: Box
     step: Int64[Tensor, " b"]
@@ -30,17 +30,17 @@ class Mix:
 
 @dataclass(frozen=True)
 class Warp:
-    """Lines cut off at the edges, what is left put elsewhere, all of it sheared or turned; rows first, then columns."""
+    """Lines cut off at the borders, the rest shifted, then sheared or rotated; for rows, then for columns."""
 
-    cut: Float[Tensor, "b 2"]  # lines that are cut, in shares of the height and of the width
-    taken: Float[Tensor, "b 2"]  # which of them lie before what is left: from 0, none, up to 1, all
-    put: Float[Tensor, "b 2"]  # how many are empty before it in the result, in the same way
-    matrix: Float[Tensor, "b 2 2"]  # leads from a place in the result, seen from its centre, to where it came from
+    cut: Float[Tensor, "b 2"]  # cut lines as shares of the height and of the width
+    taken: Float[Tensor, "b 2"]  # share of them that is cut before the rest, from 0 to 1
+    put: Float[Tensor, "b 2"]  # share of them that is empty before the rest in the result
+    matrix: Float[Tensor, "b 2 2"]  # maps positions in the result to source positions, relative to the centre
 
 
 @dataclass(frozen=True)
 class Colour:
-    """One operation on colours for each image: its number in `colour.OPERATIONS`, -1 for none, and its strength."""
+    """A colour operation for each image: its number in `colour.OPERATIONS`, -1 for none, and its strength."""
 
     operation: Int64[Tensor, " b"]
     strength: Float[Tensor, " b"]
@@ -48,7 +48,7 @@ class Colour:
 
 @dataclass(frozen=True)
 class Params:
-    """One move per image: the crop's corner in the padded image, from 0 to 2 PAD, and whether it is then mirrored."""
+    """Parameters of each image: the crop's corner in the padded image, from 0 to 2 PAD, whether to flip it, ..."""
 
     top: Int64[Tensor, " b"]
     left: Int64[Tensor, " b"]
@@ -59,13 +59,13 @@ class Params:
     colour: Colour | None = None
 
     def __getitem__(self, rows: slice) -> "Params":
-        """The moves of some of the images, which stand together."""
-        return _some(self, rows)
+        """The parameters of a slice of the batch."""
+        return _rows_of(self, rows)
 
 
-def _some(part: Any, rows: slice) -> Any:
-    """These rows of a tensor, or of all the tensors in a part."""
+def _rows_of(part: Any, rows: slice) -> Any:
+    """These rows of a tensor, or of all tensors in a dataclass."""
     if part is None or isinstance(part, Tensor):
         return None if part is None else part[rows]
     named = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    return type(part)(**{name: _some(value, rows) for name, value in named.items()})
+    return type(part)(**{name: _rows_of(value, rows) for name, value in named.items()})

@@ -1,7 +1,7 @@
 """CIFAR-10-C's 19 common corruptions at 5 severities (Hendrycks and Dietterich, ICLR 2019), by scipy and pillow.
 
-The constants are those for CIFAR-10 in the authors' `make_cifar_c.py`; images of any other size get the same ones.
-Where OpenCV, scikit-image or ImageMagick do the work there, `filters.py` and `spatter.py` do what these do.
+The constants are those for CIFAR-10 in the authors' `make_cifar_c.py`, for images of any size. Where it calls OpenCV,
+scikit-image or ImageMagick, `filters.py` and `spatter.py` compute the same.
 """
 
 import os
@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from pixelpart.data.corruptions import blur, digital, frost, noise, spatter, weather
-from pixelpart.data.corruptions.drawing import Draw, Floats, Pixels
+from pixelpart.data.corruptions.random_numbers import Draw, Floats, Pixels
 from pixelpart.errors import UserError, choose
 
 SEVERITIES = (1, 2, 3, 4, 5)
-CHUNK = 200  # images at a time: what they need stays in the processor's cache
+CHUNK = 200  # images per task: their arrays stay in the processor's cache
 THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """`apply(x, constants, draw)` gives levels 0 to 255, not yet whole; `constants` has one entry for each severity."""
+    """`apply(x, constants, draw)` returns unrounded levels from 0 to 255; one of `constants` per severity."""
 
     apply: Callable[..., Floats | Pixels]
     constants: tuple[Any, ...]
@@ -84,19 +84,20 @@ def corrupt(
     seed: int = 0,
     first: int = 0,
     frost: list[Pixels] | None = None,
-    tell: Callable[[int], None] = lambda done: None,
+    on_done: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
-    """uint8 images (n, 3, h, w), corrupted; each by draws of its own, made of seed, name, severity and its number.
+    """The corrupted images, uint8 (n, 3, h, w).
 
-    The images are numbered from `first`. `frost` are pictures (h, w, 3) of frost; without them it is drawn.
+    The random numbers of an image follow from seed, name, severity and its number, counted from `first`. `frost` are
+    photographs (h, w, 3) of frost; without them frost is generated. `on_done(n)` is called after n images.
     """
     apply = choose(CORRUPTIONS, name, "corruption").apply
     if not isinstance(severity, int) or severity not in SEVERITIES:
-        raise UserError(f"severity {severity!r} is none; choose from {', '.join(map(str, SEVERITIES))}")
+        raise UserError(f"unknown severity {severity!r}; choose from {', '.join(map(str, SEVERITIES))}")
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < 4:
         kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
-            f"only uint8 images (n, 3, h, w) of 4 pixels or more are corrupted, not {kind} {tuple(x.shape)}"
+            f"corruptions need uint8 images (n, 3, h, w) of 4x4 pixels or more, not {kind} {tuple(x.shape)}"
         )
     if name == "frost":
         apply = partial(apply, pictures=frost)
@@ -115,5 +116,5 @@ def corrupt(
         done = 0
         for more in pool.map(work, range(0, len(images), CHUNK)):
             done += more
-            tell(done)
+            on_done(done)
     return torch.from_numpy(out)

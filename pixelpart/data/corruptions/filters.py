@@ -1,4 +1,4 @@
-"""Blurs and zooms that several corruptions are made of, over the last two axes of a batch."""
+"""Blurs and zooms over the last two axes of a batch, used by several corruptions."""
 
 import functools
 import math
@@ -6,7 +6,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from pixelpart.data.corruptions.drawing import Floats, Pixels
+from pixelpart.data.corruptions.random_numbers import Floats, Pixels
 
 
 def gaussian(x: Floats, sigma: float, *, mode: str = "nearest", truncate: float = 4.0) -> Floats:
@@ -17,7 +17,7 @@ def gaussian(x: Floats, sigma: float, *, mode: str = "nearest", truncate: float 
 
 
 def correlate(x: Floats, kernel: Floats) -> Floats:
-    """sum_ij kernel_ij x[.. + i, .. + j], the kernel's middle at the pixel, borders mirrored (OpenCV's reflect 101)."""
+    """sum_ij kernel_ij x[.. + i, .. + j], the kernel centred at the pixel, borders mirrored (reflect 101)."""
     rows, columns = kernel.shape
     h, w = x.shape[-2:]
     sides = ((rows // 2,) * 2, (columns // 2,) * 2)
@@ -38,7 +38,7 @@ def disk(radius: float, blur: float) -> Floats:
 
 
 def motion(x: Pixels, angle: Floats, *, radius: int, sigma: float) -> Pixels:
-    """x (n, ..., h, w) smeared towards one side, each image at its own angle in degrees, as ImageMagick does.
+    """x (n, ..., h, w) after ImageMagick's motion blur, with an angle in degrees for each image.
 
     sum_i k_i x[row + round(i sin a), column + round(i cos a)] for i = 0 .. 2 radius, k_i ~ exp(-i^2 / 2 sigma^2),
     halves rounded down, borders repeated; rounded to 16 bits, then down to 8.
@@ -59,7 +59,7 @@ def motion(x: Pixels, angle: Floats, *, radius: int, sigma: float) -> Pixels:
 
 
 def zoom(x: Floats, factor: float) -> Floats:
-    """The middle of x enlarged to its old size, linearly, as scipy.ndimage.zoom does."""
+    """The centre of x enlarged to the size of x by scipy.ndimage.zoom of order 1."""
     h, w = x.shape[-2:]
     rows, columns = zoom_matrix(h, factor), zoom_matrix(w, factor)
     return (rows @ (x.astype(np.float64) @ columns.T)).astype(x.dtype)
@@ -67,7 +67,7 @@ def zoom(x: Floats, factor: float) -> Floats:
 
 @functools.cache
 def zoom_matrix(size: int, factor: float) -> NDArray[np.float64]:
-    """What the zoom does to a row of `size` numbers: it is linear, so scipy is asked once and not for every image."""
+    """The zoom of `size` numbers as a matrix: it is linear, so scipy computes it once and not for every image."""
     from scipy.ndimage import zoom
 
     part = math.ceil(size / factor)

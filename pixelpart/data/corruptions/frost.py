@@ -1,4 +1,4 @@
-"""Frost on the pane: cut from the reference's photographs where they are at hand, else drawn."""
+"""Frost: cropped from the reference's photographs if they are there, else generated."""
 
 import importlib.util
 from pathlib import Path
@@ -6,26 +6,26 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pixelpart.data.corruptions.drawing import Draw, Floats, Pixels, Whole
+from pixelpart.data.corruptions.random_numbers import Draw, Floats, Integers, Pixels
 from pixelpart.errors import UserError
 
-PICTURES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the reference never takes its sixth
+PICTURES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")  # the reference never uses its sixth
 
 
 def frost(x: Pixels, constants: tuple[float, float], draw: Draw, *, pictures: list[Pixels] | None = None) -> Floats:
-    """kept * x + thickness * frost: a part of one of the pictures (h, w, 3), drawn for each image, or drawn frost."""
+    """kept * x + thickness * frost, with a random crop of one of the pictures (h, w, 3) or generated frost."""
     kept, thickness = constants
     h, w = x.shape[2:]
-    ice = drawn_frost(h, w, draw) if pictures is None else cut_frost(h, w, pictures, draw)
+    ice = generated_frost(h, w, draw) if pictures is None else cropped_frost(h, w, pictures, draw)
     return np.clip(kept * x + thickness * ice, 0, 255)
 
 
-def cut_frost(h: int, w: int, pictures: list[Pixels], draw: Draw) -> Floats:
-    """(n, 3, h, w) parts of pictures, at a fifth of their size; a small picture is continued by its mirror image."""
+def cropped_frost(h: int, w: int, pictures: list[Pixels], draw: Draw) -> Floats:
+    """(n, 3, h, w) crops of the pictures at a fifth of their size; a picture that is too small is mirrored."""
     small = [_at_least(picture[2::5, 2::5], h, w) for picture in pictures]
-    which = draw.below(len(small))
+    which = draw.integers(len(small))
     room = np.array([(len(picture) - h, len(picture[0]) - w) for picture in small])[which]
-    top, left = draw.below(room[:, 0]), draw.below(room[:, 1])
+    top, left = draw.integers(room[:, 0]), draw.integers(room[:, 1])
     ice = [small[p][i : i + h, j : j + w] for p, i, j in zip(which, top, left, strict=True)]
     return np.stack(ice).transpose(0, 3, 1, 2).astype(np.float64)
 
@@ -46,9 +46,9 @@ KINDS = (
 )
 
 
-def drawn_frost(h: int, w: int, draw: Draw) -> Floats:
+def generated_frost(h: int, w: int, draw: Draw) -> Floats:
     """(n, 3, h, w) noise with the colours and the spectrum of one of the reference's pictures, but no crystals."""
-    which: Whole = draw.below(len(KINDS))
+    which: Integers = draw.integers(len(KINDS))
     mean, deviation, slope = (np.array(part) for part in zip(*KINDS, strict=True))
     frequency = np.hypot(np.fft.fftfreq(2 * h)[:, None], np.fft.rfftfreq(2 * w))
     frequency[0, 0] = np.inf  # no power in the mean
@@ -59,9 +59,9 @@ def drawn_frost(h: int, w: int, draw: Draw) -> Floats:
 
 
 def frost_pictures(folder: str | Path | None = None) -> list[Pixels] | None:
-    """The reference's pictures (h, w, 3), from a folder, or from the package imagecorruptions; None without either."""
+    """The reference's pictures (h, w, 3) from a folder or from the package imagecorruptions; None without both."""
     if folder is None:
-        package = importlib.util.find_spec("imagecorruptions")  # found, not imported: it would want OpenCV
+        package = importlib.util.find_spec("imagecorruptions")  # not imported: that needs OpenCV
         places = package.submodule_search_locations if package else None
         folder = Path(places[0]) / "frost" if places else None
         if folder is None or not all((folder / name).is_file() for name in PICTURES):
@@ -75,5 +75,5 @@ def frost_pictures(folder: str | Path | None = None) -> list[Pixels] | None:
             with Image.open(folder / name) as picture:
                 pictures.append(np.asarray(picture.convert("RGB")))
         except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{folder / name} is not a picture that can be read: {error}") from None
+            raise UserError(f"{folder / name} cannot be read: {error}") from None
     return pictures

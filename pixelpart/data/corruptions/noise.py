@@ -1,8 +1,8 @@
-"""Noise of four kinds; x in [0, 255], constants as `make_cifar_c.py` of Hendrycks and Dietterich (2019) has them."""
+"""Four kinds of noise."""
 
 import numpy as np
 
-from pixelpart.data.corruptions.drawing import Draw, Floats, Pixels
+from pixelpart.data.corruptions.random_numbers import Draw, Floats, Pixels
 
 
 def gaussian_noise(x: Pixels, deviation: float, draw: Draw) -> Floats:
@@ -11,12 +11,12 @@ def gaussian_noise(x: Pixels, deviation: float, draw: Draw) -> Floats:
 
 
 def shot_noise(x: Pixels, rate: float, draw: Draw) -> Floats:
-    """Photons counted: Poisson(x * rate) / rate."""
+    """Poisson(x * rate) / rate."""
     return _levels(draw.poisson(x, rate) / rate)
 
 
 def impulse_noise(x: Pixels, share: float, draw: Draw) -> Floats:
-    """A share of all values, each channel for itself, becomes 0 or 255."""
+    """A share of all values, independently in each channel, becomes 0 or 255."""
     hit, white = draw.uniform(*x.shape[1:]) <= share, draw.uniform(*x.shape[1:]) <= 0.5
     return np.where(hit, np.where(white, 255.0, 0.0), x)
 

@@ -1,20 +1,20 @@
-"""Splashes of water or mud on the lens; with what OpenCV does for the rims of drops: Canny, distances, equalisation."""
+"""Spatter of water or mud, with OpenCV's Canny edges, distance transform and histogram equalisation."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pixelpart.data.corruptions.drawing import Draw, Floats, Pixels
 from pixelpart.data.corruptions.filters import correlate, gaussian
+from pixelpart.data.corruptions.random_numbers import Draw, Floats, Pixels
 
 WATER, MUD = (175, 238, 238), (63, 42, 20)
 RIM = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], np.float32)  # lit from one side
 BOX = np.ones((3, 3), np.float32)
 LOW, HIGH = 50, 150  # Canny's thresholds
-FAR = 20.0  # pixels: no distance counts as more
+FAR = 20.0  # pixels: larger distances are cut to this
 
 
 def spatter(x: Pixels, constants: tuple[float, ...], draw: Draw) -> Floats:
-    """x + strength * water, brightest at the rims of drops; or mud in x's place where enough of it lies."""
+    """x + strength * water, brightest at the rims of drops; or mud in place of x."""
     mean, deviation, sigma, threshold, strength, muddy = constants
     bright = x.astype(np.float32) / np.float32(255)
     liquid = gaussian(mean + deviation * draw.normal(*x.shape[2:]), sigma)
@@ -26,7 +26,7 @@ def spatter(x: Pixels, constants: tuple[float, ...], draw: Draw) -> Floats:
     level = (liquid * 255).astype(np.uint8)
     drops = level * rims(level)
     most = drops.max((1, 2), keepdims=True)
-    # the reference divides 0 by 0 where no drop fell, and its image turns black: here it stays as it was
+    # without drops, the reference divides 0 by 0 and its image turns black; here it is unchanged
     shine = drops / np.where(most > 0, most, 1) * np.float32(strength)
     return np.clip(bright + shine[:, None] * _colour(WATER), 0, 1) * 255
 
@@ -36,7 +36,7 @@ def _colour(levels: tuple[int, int, int]) -> Floats:
 
 
 def rims(level: Pixels) -> Floats:
-    """(n, h, w): how a drop's rim catches the light, from the distance to its edge."""
+    """(n, h, w): brightness of the drops' rims, by the distance to the edge."""
     distance = np.minimum(chamfer(canny(level)), FAR)
     soft = (correlate(distance.astype(np.float32), BOX) / 9).astype(np.uint8)
     light = np.clip(correlate(equalise(soft).astype(np.float32), RIM), 0, 255)
@@ -89,7 +89,7 @@ def _sobel(x: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     )
 
 
-# a step to each neighbour above, or before in the row, and its length (Borgefors 1986)
+# steps to the neighbours above, or to the left, and their lengths (Borgefors 1986)
 STEPS = (
     (-2, -1, 2.1969), (-2, 1, 2.1969), (-1, -2, 2.1969), (-1, -1, 1.4), (-1, 0, 1.0), (-1, 1, 1.4), (-1, 2, 2.1969),
     (0, -1, 1.0),
@@ -97,9 +97,9 @@ STEPS = (
 
 
 def chamfer(edges: NDArray[np.bool_]) -> Floats:
-    """The distance (n, h, w) of each pixel to the nearest edge by steps of a 5x5 mask; large where there is none."""
+    """The distance (n, h, w) of each pixel to the nearest edge by steps of a 5x5 mask; large without edges."""
     n, h, w = edges.shape
-    away = np.full((h + 4, w + 4, n), 1e4)  # images last: each pixel is one operation for all of them
+    away = np.full((h + 4, w + 4, n), 1e4)  # images last: one operation per pixel for all images
     away[2:-2, 2:-2] = np.where(edges, 0.0, 1e4).transpose(1, 2, 0)
     for sign in (1, -1):
         for i in range(2, h + 2)[::sign]:
@@ -111,7 +111,7 @@ def chamfer(edges: NDArray[np.bool_]) -> Floats:
 
 
 def equalise(level: Pixels) -> Pixels:
-    """Levels spread so that all are equally frequent, the lowest that occurs at 0; an image of one level stays."""
+    """Levels after histogram equalisation, the lowest at 0; an image of one level is unchanged."""
     n, pixels = len(level), level[0].size
     flat = level.reshape(n, -1).astype(np.intp)
     counts = np.bincount((flat + 256 * np.arange(n)[:, None]).ravel(), minlength=256 * n).reshape(n, 256)

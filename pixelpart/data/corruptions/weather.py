@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pixelpart.data.corruptions.drawing import Draw, Floats, Pixels
 from pixelpart.data.corruptions.filters import motion, zoom
+from pixelpart.data.corruptions.random_numbers import Draw, Floats, Pixels
 
 
 def fog(x: Pixels, constants: tuple[float, float], draw: Draw) -> Floats:
@@ -17,10 +17,10 @@ def fog(x: Pixels, constants: tuple[float, float], draw: Draw) -> Floats:
 
 
 def plasma(size: int, decay: float, draw: Draw) -> Floats:
-    """(n, size, size) clouds in [0, 1] by diamond and square; size is a power of 2, and opposite sides meet.
+    """(n, size, size) clouds in [0, 1] by the diamond-square algorithm, periodic; size is a power of 2.
 
     From steps of `size` down to 2, the middle of each square of points, then of each diamond, becomes their mean plus
-    r^2 * uniform(-1, 1), where r begins at 100 and is divided by `decay` at each step.
+    r^2 * uniform(-1, 1), where r is 100 at first and is divided by `decay` at each step.
     """
     cloud = np.zeros((len(draw), size, size))
     step, rough = size, 100.0
@@ -44,7 +44,7 @@ def plasma(size: int, decay: float, draw: Draw) -> Floats:
 
 
 def snow(x: Pixels, constants: tuple[float, ...], draw: Draw) -> Floats:
-    """Flakes, enlarged and blown about, over an image made paler; the same flakes upside down are a second layer."""
+    """Motion-blurred flakes over a paler image; the same flakes, rotated by 180 degrees, are a second layer."""
     mean, deviation, grown, threshold, radius, sigma, kept = constants
     flakes = zoom(mean + deviation * draw.normal(*x.shape[2:]), grown)
     flakes[flakes < threshold] = 0

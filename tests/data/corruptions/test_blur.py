@@ -47,7 +47,7 @@ def test_defocus_blur_is_the_sum_over_a_soft_disk():
 def test_glass_blur_copies_pixels_in_the_order_of_the_reference():
     x, (sigma, rounds) = photos(2), constants("glass_blur", 5)
     draw = again("glass_blur", 5, 2)
-    steps = [draw.below(2, 2, 32, 32) for _ in range(rounds)]
+    steps = [draw.integers(2, 2, 32, 32) for _ in range(rounds)]
     for n, image in enumerate(x.numpy()):
         bell = lambda one: ndimage.gaussian_filter(one / 255, (0, sigma, sigma), mode="nearest")  # noqa: E731
         level = (bell(image) * 255).astype(np.uint8)

@@ -64,7 +64,7 @@ def test_frost_is_cut_from_the_pictures_at_a_fifth_of_their_size():
     picture = np.full((300, 400, 3), 250, np.uint8)
     picture[2::5, 2::5] = np.stack([rows, columns, rows], 2)  # what OpenCV's resize by 0.2 takes
     black = torch.zeros(50, 3, 32, 32, dtype=torch.uint8)
-    ice = frosting.cut_frost(32, 32, [picture], again("frost", 1, 50))
+    ice = frosting.cropped_frost(32, 32, [picture], again("frost", 1, 50))
     assert np.array_equal(corrupt(black, "frost", 1, frost=[picture]), np.floor(0.2 * ice))
     top, left = ice[:, 0, 0, 0], ice[:, 1, 0, 0]
     assert np.array_equal(ice[:, 0] - top[:, None, None], np.mgrid[:32, :32][0] * np.ones((50, 1, 1)))
@@ -75,9 +75,9 @@ def test_frost_is_cut_from_the_pictures_at_a_fifth_of_their_size():
     assert len(set(top)) > 10
 
 
-def test_drawn_frost_has_the_colours_of_the_pictures():
-    ice = frosting.drawn_frost(32, 32, again("frost", 1, 400))
-    which = again("frost", 1, 400).below(len(frosting.KINDS))
+def test_generated_frost_has_the_colours_of_the_pictures():
+    ice = frosting.generated_frost(32, 32, again("frost", 1, 400))
+    which = again("frost", 1, 400).integers(len(frosting.KINDS))
     for kind, (mean, deviation, _) in enumerate(frosting.KINDS):
         some = ice[which == kind]
         assert np.allclose(some.mean((0, 2, 3)), mean, atol=2)

@@ -1,16 +1,15 @@
-"""Pictures decoded once into a mapped file: by one process, whatever ends it, and anew when a picture changes."""
+"""Images are decoded once into a mapped file, by one process, and again when a file changes."""
 
 import errno
 import os
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from pixelpart.data.decoded import decoded
+from pixelpart.data.image_cache import decode_images
 from pixelpart.errors import UserError
 
 
@@ -31,20 +30,20 @@ def decode(path):
 @pytest.fixture
 def load(paths, tmp_path):
     def load(decode=decode, size=8):
-        return decoded(paths, decode, size=size, name="photos", root=tmp_path)
+        return decode_images(paths, decode, size=size, name="photos", root=tmp_path)
 
     return load
 
 
 @pytest.fixture
 def made(load, tmp_path):
-    """The file that the first call has made."""
+    """The cache file that the first call writes."""
     assert load().images[:, 0, 0, 0].tolist() == list(range(12))
     (made,) = (tmp_path / "decoded").glob("*.npy")
     return made
 
 
-def test_the_file_is_used_until_a_picture_changes(made, load, paths):
+def test_the_cache_is_used_until_a_file_changes(made, load, paths):
     before = made.stat().st_mtime_ns
     load(decode=pytest.fail)
     assert made.stat().st_mtime_ns == before
@@ -54,7 +53,7 @@ def test_the_file_is_used_until_a_picture_changes(made, load, paths):
     assert len(list(made.parent.glob("*.npy"))) == 3
 
 
-def test_of_two_that_need_the_same_pictures_one_decodes_them(load, paths):
+def test_of_two_processes_one_decodes_and_the_other_waits(load, paths):
     calls = []
 
     def slowly(path):
@@ -68,7 +67,7 @@ def test_of_two_that_need_the_same_pictures_one_decodes_them(load, paths):
     assert torch.equal(first.images, second.images)
 
 
-def test_what_a_killed_process_left_behind_is_written_over(made, load):
+def test_a_partial_file_of_a_killed_process_is_overwritten(made, load):
     before = made.read_bytes()
     made.rename(part := made.with_name(f".{made.name}.part"))
     part.write_bytes(b"half")
@@ -77,15 +76,15 @@ def test_what_a_killed_process_left_behind_is_written_over(made, load):
     assert not part.exists()
 
 
-def test_a_damaged_file_is_told(made, load):
+def test_a_corrupt_cache_file_is_named(made, load):
     os.truncate(made, 500)
-    with pytest.raises(UserError, match=r"photos-8-.*npy is damaged .*delete it"):
+    with pytest.raises(UserError, match=r"photos-8-.*npy is corrupt .*delete it"):
         load()
     made.unlink()
     assert len(load().images) == 12
 
 
-def test_a_full_disk_is_told(load, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error(load, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -93,16 +92,3 @@ def test_a_full_disk_is_told(load, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write .*photos-8-.*npy: No space left"):
         load()
     assert [path.name for path in (tmp_path / "decoded").iterdir()] == [".lock"]
-
-
-def test_warnings_of_a_decoder_are_not_shown_and_others_still_are(load):
-    def warn(path):
-        warnings.warn("of no concern", stacklevel=1)
-        return decode(path)
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        load(warn)
-        assert not seen
-        warnings.warn("of some", stacklevel=1)
-    assert len(seen) == 1

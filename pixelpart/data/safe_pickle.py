@@ -1,4 +1,4 @@
-"""Pickles of byte arrays, read without running anything that they name."""
+"""Reads pickles of byte arrays without running any code that they name."""
 
 import pickle
 from pathlib import Path
@@ -11,7 +11,7 @@ from pixelpart.errors import UserError
 
 
 class _State:
-    """Stands in for numpy's array and dtype while a pickle is read: keeps their state, runs nothing."""
+    """Takes the place of numpy's array and dtype while a pickle is read: keeps their state, runs nothing."""
 
     state: Any = ()
 
@@ -23,7 +23,7 @@ class _State:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1"):  # what Python 3 writes for bytes; any other would import a codec by name
+    if encoding not in ("latin1", "latin-1"):  # what Python 3 writes for bytes; others would import a codec
         raise pickle.UnpicklingError(f"encodes as {encoding!r}")
     return text.encode("latin1")
 
@@ -34,7 +34,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") | ("numpy", "ndarray" | "dtype"):
-                return type(name, (_State,), {})  # one of its own per mention: a pickle can write to what it is given
+                return type(name, (_State,), {})  # a new class each time: a pickle can write to it
             case "_codecs", "encode":
                 return lambda text, encoding: _encode(text, encoding)
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -48,7 +48,7 @@ def read_batch(path: Path, *, images: int, pixels: int, labels: str = "labels") 
         named = {key.decode() if isinstance(key, bytes) else key: value for key, value in held.items()}
         _, shape, _, column_major, content = named["data"].state
         if tuple(shape) != (images, pixels) or column_major or not isinstance(content, bytes):
-            raise ValueError(f"its data are of shape {shape}, not {(images, pixels)}")
+            raise ValueError(f"its data have shape {shape}, not {(images, pixels)}")
         numbers = np.array(named[labels])
         if numbers.shape != (images,) or numbers.min() < 0 or numbers.max() > 255:
             raise ValueError(f"its {labels} are not {images} bytes")

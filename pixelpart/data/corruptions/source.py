@@ -1,4 +1,4 @@
-"""Where corrupted test images come from: files in the layout of CIFAR-10-C, or our own generator and its cache.
+"""Sources of corrupted test images: files in the layout of CIFAR-10-C, or our own generator and its cache.
 
 NAME.npy holds uint8 (5 n, h, w, 3): n images of severity 1, then of severity 2, and so on; labels.npy holds 5 n labels.
 """
@@ -18,25 +18,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pixelpart import draws
 from pixelpart.data.corruptions import SEVERITIES, corrupt
-from pixelpart.data.corruptions.drawing import Pixels
 from pixelpart.data.corruptions.frost import frost_pictures
-from pixelpart.data.home import Root, home
+from pixelpart.data.corruptions.random_numbers import Pixels
+from pixelpart.data.dataset import Root, home
 from pixelpart.errors import UserError
 from pixelpart.files import atomic_write
+from pixelpart.runtime.progress import Progress
 
 OFFICIAL, OWN = "CIFAR-10-C", "cifar-10-c-pixelpart"
 SEED = 0  # the images are a fixed set, like the official ones
-WITH = ("numpy", "scipy", "pillow")  # what the bits of an image may depend on besides our own source
+VERSION = 1  # to be raised when any pixel of `corrupt` changes: cached images and results are then made again
+LIBRARIES = ("numpy", "scipy", "pillow")
 
 Facts = dict[str, Any]
-Tell = Callable[[str, int, int], None]  # corruption, images made, of how many
 
 
 @dataclass(frozen=True)
-class Given:
-    """The first images of each severity, (n, 3, h, w) in all, from files that somebody has put there."""
+class CorruptionFiles:
+    """The first n images of each severity from .npy files; `shape` is (n, 3, h, w)."""
 
     folder: Path
     shape: tuple[int, ...]
@@ -45,10 +45,10 @@ class Given:
         return corruption
 
     def facts(self, corruption: str, severity: int) -> Facts:
-        """What the images are, for a key."""
+        """What identifies the images: part of the key of a result."""
         return {"source": "files", "pixels": _sum(self._block(corruption, severity))}
 
-    def images(self, corruption: str, severity: int, tell: Tell) -> Tensor:
+    def images(self, corruption: str, severity: int, progress: Progress) -> Tensor:
         return _tensor(self._block(corruption, severity))
 
     def _block(self, corruption: str, severity: int) -> Pixels:
@@ -57,94 +57,95 @@ class Given:
         n, channels, h, w = self.shape
         expected = (len(SEVERITIES) * total, h, w, channels)
         if stack.dtype != np.uint8 or stack.shape != expected:
-            said = f"{stack.dtype} of shape {stack.shape}"
-            raise UserError(f"{self.folder / corruption}.npy holds {said}, not uint8 of shape {expected}")
+            found = f"{stack.dtype} of shape {stack.shape}"
+            raise UserError(f"{self.folder / corruption}.npy has {found}, not uint8 of shape {expected}")
         start = (severity - 1) * total
         return stack[start : start + n]
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Images made from clean ones; kept in `cache` if that is given, and had from there unless anything changed."""
+class CorruptionGenerator:
+    """Images generated from clean images; saved in `cache` if given, and reused from there while they are valid."""
 
     clean: Tensor
     labels: Tensor
-    frost: list[Pixels] | None = None  # pictures; without them it is drawn
+    frost: list[Pixels] | None = None  # photographs; None: generated frost
     cache: Path | None = None
     say: Callable[[str], None] = lambda line: None
-    recent: dict[str, Pixels] = field(default_factory=dict)  # the last corruption at all severities
+    recent: dict[str, Pixels] = field(default_factory=dict)  # the last corruption, at all severities
 
     def name(self, corruption: str) -> str:
-        """Frost that is drawn is something else than the frost of CIFAR-10-C."""
+        """The corruption's name in results; generated frost is not the frost of CIFAR-10-C."""
         return "frost-drawn" if corruption == "frost" and self.frost is None else corruption
 
     def facts(self, corruption: str, severity: int) -> Facts:
-        """What the images are, for a key."""
-        return self._made(corruption) | {"severity": severity}
+        """What identifies the images: part of the key of a result."""
+        return self._facts(corruption) | {"severity": severity}
 
-    def images(self, corruption: str, severity: int, tell: Tell) -> Tensor:
+    def images(self, corruption: str, severity: int, progress: Progress) -> Tensor:
         if self.cache is None:
-            return self._make(corruption, severity, lambda done: tell(self.name(corruption), done, len(self.clean)))
+            n, name = len(self.clean), self.name(corruption)
+            return self._generate(corruption, severity, lambda done: progress("corrupting", done, n, name))
         if corruption not in self.recent:
-            kept = self._kept(corruption)
+            saved = self._read_cache(corruption)
             self.recent.clear()
-            self.recent[corruption] = self._make_all(corruption, tell) if kept is None else kept
+            self.recent[corruption] = self._generate_all(corruption, progress) if saved is None else saved
         n = len(self.clean)
         return _tensor(self.recent[corruption][(severity - 1) * n : severity * n])
 
-    def _make(self, corruption: str, severity: int, tell: Callable[[int], None]) -> Tensor:
-        return corrupt(self.clean, corruption, severity, seed=SEED, frost=self.frost, tell=tell)
+    def _generate(self, corruption: str, severity: int, on_done: Callable[[int], None]) -> Tensor:
+        return corrupt(self.clean, corruption, severity, seed=SEED, frost=self.frost, on_done=on_done)
 
-    def _make_all(self, corruption: str, tell: Tell) -> Pixels:
+    def _generate_all(self, corruption: str, progress: Progress) -> Pixels:
         n, name = len(self.clean), self.name(corruption)
         total = n * len(SEVERITIES)
         parts: list[Pixels] = []
 
         def add(done: int) -> None:
-            tell(name, n * len(parts) + done, total)
+            progress("corrupting", n * len(parts) + done, total, name)
 
         for severity in SEVERITIES:
-            parts.append(self._make(corruption, severity, add).permute(0, 2, 3, 1).numpy())
+            parts.append(self._generate(corruption, severity, add).permute(0, 2, 3, 1).numpy())
         stack = np.concatenate(parts)
-        self._keep(corruption, stack)
+        self._write_cache(corruption, stack)
         return stack
 
-    def _made(self, corruption: str) -> Facts:
+    def _facts(self, corruption: str) -> Facts:
         frost = [_sum(picture) for picture in self.frost] if corruption == "frost" and self.frost is not None else None
-        made = {"source": "generated", "name": self.name(corruption), "seed": SEED, "generator": generator()}
-        return made | {"clean": self._clean, "frost": frost}
+        facts = {"source": "generated", "name": self.name(corruption), "seed": SEED, "generator": generator_version()}
+        return facts | {"clean": self._clean_sum, "frost": frost}
 
     @functools.cached_property
-    def _clean(self) -> str:
+    def _clean_sum(self) -> str:
         return _sum(self.clean.cpu().numpy())
 
-    def _kept(self, corruption: str) -> Pixels | None:
-        """What the cache holds, if it was made of the same images by the same code and is whole."""
+    def _read_cache(self, corruption: str) -> Pixels | None:
+        """The cached images, if they were made from the same images by the same version and the checksum is right."""
         assert self.cache is not None
         path = self.cache / f"{self.name(corruption)}.npy"
         try:
             about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            if about["made"] != self._made(corruption):
+            if about["made"] != self._facts(corruption):
                 return None
             stack = read_array(path)
             return stack if about["sha256"] == _sum(stack) else None
         except (OSError, ValueError, KeyError, TypeError):  # a UserError is a ValueError
             return None
 
-    def _keep(self, corruption: str, stack: Pixels) -> None:
+    def _write_cache(self, corruption: str, stack: Pixels) -> None:
         assert self.cache is not None
         path = self.cache / f"{self.name(corruption)}.npy"
-        about = {"made": self._made(corruption), "sha256": _sum(stack)}
+        about = {"made": self._facts(corruption), "sha256": _sum(stack)}
         labels = self.labels.cpu().numpy().astype(np.uint8)
         try:
             atomic_write(self.cache / "labels.npy", _npy(np.tile(labels, len(SEVERITIES))))
             atomic_write(path, _npy(stack))
             atomic_write(path.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
         except OSError as error:
-            self.say(f"{self.name(corruption)} is not kept for the next time: {error.strerror or error}")
+            self.say(f"{self.name(corruption)} cannot be saved: {error.strerror or error}")
 
 
-Source = Given | Generated
+CorruptionSource = CorruptionFiles | CorruptionGenerator
 
 
 def open_source(
@@ -157,66 +158,60 @@ def open_source(
     folder: str | Path | None = None,
     frost: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Source:
-    """Where corrupted versions of the first test images of a set come from.
+) -> CorruptionSource:
+    """The source of corrupted versions of x, the first test images of a data set.
 
-    The files in `folder`, else those of CIFAR-10-C in the data root; else they are made, and kept for the next time if
-    x is the `whole` test set of cifar10.
+    The files in `folder`, else those of CIFAR-10-C in the data root, else the generator, with a cache if x is the
+    `whole` test set of cifar10.
     """
     found = Path(folder).expanduser() if folder is not None else home(root) / OFFICIAL
     if folder is not None or (dataset == "cifar10" and found.is_dir()):
         _check_labels(found, y)
-        say(f"corrupted images: those in {found}")
-        return Given(found, tuple(x.shape))
+        say(f"corrupted images: files in {found}")
+        return CorruptionFiles(found, tuple(x.shape))
     if x.dtype != torch.uint8:
-        raise UserError(f"only uint8 images are corrupted, not {str(x.dtype).removeprefix('torch.')}")
+        raise UserError(f"corruptions need uint8 images, not {str(x.dtype).removeprefix('torch.')}")
     pictures = frost_pictures(frost)
     cache = home(root) / OWN if whole and dataset == "cifar10" else None
-    kind = "with drawn frost" if pictures is None else "with photographs of frost"
-    say(f"corrupted images: made here, {kind}" + (f", kept in {cache}" if cache else ""))
-    return Generated(x, y, pictures, cache, say)
+    kind = "with generated frost" if pictures is None else "with photographs of frost"
+    say(f"corrupted images: generated, {kind}" + (f", cached in {cache}" if cache else ""))
+    return CorruptionGenerator(x, y, pictures, cache, say)
 
 
-def check_names(source: Source, names: Sequence[str]) -> None:
-    """Returns if the source has these corruptions; else raises UserError."""
-    if isinstance(source, Generated):
+def check_names(source: CorruptionSource, names: Sequence[str]) -> None:
+    """UserError unless the source has these corruptions."""
+    if isinstance(source, CorruptionGenerator):
         return
     if missing := [f"{name}.npy" for name in names if not (source.folder / f"{name}.npy").is_file()]:
         raise UserError(f"{source.folder} lacks {', '.join(missing)}")
 
 
 def _check_labels(folder: Path, y: Tensor) -> None:
-    """Returns if a folder's labels are those of the test images, once for each severity; else raises UserError."""
+    """UserError unless a folder's labels are those of the test images, once for each severity."""
     path = folder / "labels.npy"
     labels = read_array(path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels) or len(labels) % len(SEVERITIES):
-        raise UserError(f"{path} holds {labels.dtype} of shape {labels.shape}, not 50,000 labels")
+        raise UserError(f"{path} has {labels.dtype} of shape {labels.shape}, not 50,000 labels")
     blocks = labels.reshape(len(SEVERITIES), -1)
     if blocks.shape[1] < len(y):
-        raise UserError(f"{path} has {blocks.shape[1]} labels for each severity, the test images are {len(y)}")
+        raise UserError(f"{path} has {blocks.shape[1]} labels for each severity, but there are {len(y)} test images")
     if (blocks[:, : len(y)] != y.cpu().numpy()).any():
         raise UserError(f"the labels in {path} are not those of the test images")
 
 
 def read_array(path: Path) -> NDArray[Any]:
-    """The array of a .npy file, mapped into memory; UserError where there is none."""
+    """The array of a .npy file, mapped into memory; UserError if it cannot be read."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"no file {path}") from None
-    except Exception as error:  # numpy parses the file's head as Python: a flipped byte there fails in many ways
-        said = " ".join(str(error).split())
-        raise UserError(f"{path} is damaged, or not an array of numpy: {said}") from None
+    except Exception as error:  # numpy parses the header as Python, which can fail in many ways
+        raise UserError(f"{path} is not a .npy file, or is corrupt: {' '.join(str(error).split())}") from None
 
 
-@functools.cache
-def generator() -> str:
-    """A hash of all that makes an image: our source, and the versions of what it uses."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(draws.__file__)]
-    total = hashlib.sha256(repr([importlib.metadata.version(name) for name in WITH]).encode())
-    for path in files:
-        total.update(path.read_bytes())
-    return total.hexdigest()
+def generator_version() -> str:
+    """The version of the generator and of the libraries that may change a pixel."""
+    return " ".join([str(VERSION), *(f"{name}-{importlib.metadata.version(name)}" for name in LIBRARIES)])
 
 
 def _sum(array: NDArray[Any]) -> str:

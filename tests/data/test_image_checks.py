@@ -22,13 +22,13 @@ def test_good_images_pass(x, y):
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "says"),
+    ("x", "y", "message"),
     [
         (with_pixel(1.5), Y, r"\[.*, 1\.5\]"),
         (with_pixel(-0.01), Y, r"\[-0\.01, "),
         (with_pixel(float("nan")), Y, "NaN"),
         (with_pixel(float("inf")), Y, "NaN or infinite"),
-        (X * 255, Y, "give uint8, or float in"),
+        (X * 255, Y, "expected uint8, or float in"),
         ((X * 255).long(), Y, "images are int64"),
         (X[0], Y, r"shape \(3, 8, 8\), not \(n, 3, h, w\)"),
         (X.permute(0, 2, 3, 1), Y, "channels come before rows"),
@@ -40,11 +40,11 @@ def test_good_images_pass(x, y):
         (X, torch.tensor([0, -1, 2, 3]), "label -1 is out of range"),
     ],
 )
-def test_bad_images_and_labels_are_named(x, y, says):
-    with pytest.raises(UserError, match=says):
+def test_bad_images_and_labels_are_named(x, y, message):
+    with pytest.raises(UserError, match=message):
         check_images(x, y, 10)
 
 
-def test_a_wrong_size_is_named_where_the_size_is_known():
+def test_a_wrong_size_is_named():
     with pytest.raises(UserError, match=r"\(4, 3, 8, 8\), not \(n, 3, 32, 32\)"):
         check_images(X, Y, 10, shape=(3, 32, 32))

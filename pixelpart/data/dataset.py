@@ -1,0 +1,60 @@
+"""What a data set is, where data sets are on disk, and the status of one."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from pixelpart.runtime.progress import Progress
+
+VARIABLE = "PIXELPART_DATA"
+Root = str | os.PathLike[str] | None
+
+
+def home(root: Root = None) -> Path:
+    """The folder of all data sets: `root`, else $PIXELPART_DATA, else ~/.cache/pixelpart. It is not created."""
+    if root is not None and os.fspath(root):
+        return Path(root).expanduser()
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "pixelpart"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Square images of `size` pixels in named classes; `load(split, root)` returns uint8 images and labels."""
+
+    classes: tuple[str, ...]
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    counts: Mapping[str, int]  # images of each split
+    about: str
+    load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root); also `progress` if `decodes`
+    get: Callable[[Root, Progress], Path] | None = None  # downloads the set; None: nothing to download
+    source: str = ""  # the first address that `get` tries
+    files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
+    check: Callable[..., str | None] | None = None  # reads all files; returns a status, None: verified
+    masks: Callable[[str], Tensor] | None = None  # object masks of a split: bool (n, h, w)
+    boxes: Callable[[str, Root], Tensor] | None = None  # boxes around the objects: (n, 4), left, top, right, bottom
+    skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
+    decodes: bool = False  # the first `load` decodes image files, which takes long, and reports `progress`
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+
+@dataclass(frozen=True)
+class DataSetStatus:
+    """One line of `data list` and `data verify`."""
+
+    name: str
+    where: str
+    images: int
+    bytes: int
+    status: str  # generated | present (not yet read) | verified | unofficial | missing | broken: reason
+    about: str
+    source: str = ""  # where it can be downloaded
+    skipped: int = 0  # files left out by skip_bad

@@ -1,0 +1,151 @@
+"""Image files decoded once, in parallel, into one .npy file that is then mapped into memory.
+
+It is in the folder `decoded` under the data root. A hash over the names, sizes and modification times of all image
+files and over the requested size is part of its name, so that a changed file leads to another cache file.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pixelpart.data.dataset import Root, home
+from pixelpart.errors import UserError
+from pixelpart.runtime.progress import Progress, silent
+
+VERSION = 2  # to be raised when a decoder's pixels change
+CHUNK = 64  # files per task
+SHOWN = 3  # bad files that an error message lists
+Decoder = Callable[[Path], NDArray[np.uint8]]  # a file as (3, size, size); ValueError says why it cannot be used
+
+
+@dataclass(frozen=True)
+class DecodedImages:
+    """The good images in order, uint8 (n, 3, size, size), and why each of the other files is bad."""
+
+    paths: Sequence[Path]
+    images: Tensor
+    bad: dict[int, str]  # position in `paths`: reason
+
+    def select(self, values: Tensor) -> Tensor:
+        """The entries of `values`, which has one per file, that belong to good files."""
+        good = torch.ones(len(values), dtype=torch.bool)
+        good[list(self.bad)] = False
+        return values[good]
+
+    @property
+    def bad_files(self) -> list[str]:
+        """The bad files, each with the reason."""
+        return [f"{self.paths[number]} {reason}" for number, reason in self.bad.items()]
+
+    def check(self, *, skip_bad: bool) -> None:
+        """UserError if there are bad files and they are not to be skipped."""
+        if self.bad and not skip_bad:
+            raise UserError(bad_files_message(self.bad_files))
+
+
+def decode_images(
+    paths: Sequence[Path],
+    decode: Decoder,
+    *,
+    size: int,
+    name: str,
+    root: Root = None,
+    progress: Progress = silent,
+    again: bool = False,
+) -> DecodedImages:
+    """The images as `decode` returns them, from the cache file if there is one, unless `again`."""
+    folder = home(root) / "decoded"
+    target = folder / f"{name}-{size}-{_key(paths, size)}.npy"
+    bad_file = target.with_suffix(".json")
+
+    def needed() -> bool:
+        return again or not (target.exists() and bad_file.exists())
+
+    if needed():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / ".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes decodes; the others wait for its file
+                if needed():
+                    _write(paths, decode, size, target, bad_file, progress, title=f"decoding {name}")
+        except OSError as error:
+            raise UserError(f"cannot write {target}: {error.strerror or error}") from None
+    try:
+        images = np.load(target, mmap_mode="c")  # copy on write: torch has no read-only tensors
+        bad = {int(number): reason for number, reason in json.loads(bad_file.read_text()).items()}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{target} is corrupt ({error}); delete it and run again") from None
+    return DecodedImages(paths, torch.from_numpy(images)[: len(paths) - len(bad)], bad)
+
+
+def _key(paths: Sequence[Path], size: int) -> str:
+    total = hashlib.sha256(f"{VERSION} {size}\n".encode())
+    for path in paths:
+        try:
+            facts = path.stat()
+            state = f"{facts.st_size} {facts.st_mtime_ns}"
+        except OSError:
+            state = "none"  # the decoder reports why
+        total.update(f"{path}\0{state}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()[:16]
+
+
+def _write(
+    paths: Sequence[Path], decode: Decoder, size: int, target: Path, bad_file: Path, progress: Progress, *, title: str
+) -> None:
+    """Both files, each written under another name and then renamed; the array last."""
+    part, bad_part = (path.with_name(f".{path.name}.part") for path in (target, bad_file))
+    bad: dict[int, str] = {}
+    try:
+        images = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(paths), 3, size, size))
+        if hasattr(os, "posix_fallocate"):  # not on macOS; a full disk is an error now instead of a bus error later
+            with part.open("rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+
+        def fill(begin: int) -> int:
+            for number in range(begin, min(begin + CHUNK, len(paths))):
+                try:
+                    images[number] = decode(paths[number])
+                except ValueError as error:
+                    bad[number] = str(error)
+            return min(CHUNK, len(paths) - begin)
+
+        done = 0
+        with (
+            warnings.catch_warnings(),
+            ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool,  # Pillow decodes without the GIL
+        ):
+            warnings.simplefilter("ignore")  # Pillow warns about metadata
+            for n in pool.map(fill, range(0, len(paths), CHUNK)):
+                done += n
+                progress(title, done, len(paths), "")
+        for place, number in enumerate(i for i in range(len(paths)) if i not in bad):
+            if place != number:
+                images[place] = images[number]  # good images are contiguous, so that they can be mapped
+        images.flush()
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        bad_part.write_text(json.dumps(dict(sorted(bad.items())), indent=1))
+        os.replace(bad_part, bad_file)
+        os.replace(part, target)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def bad_files_message(bad: list[str]) -> str:
+    """The first few bad files, the number of the others, and the flag that skips them."""
+    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    return f"{'; '.join(bad[:SHOWN])}{more} (--skip-bad leaves such files out)"
