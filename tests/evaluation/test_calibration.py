@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 
 from pixelpart.cli.main import main
-from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import store
 from pixelpart.evaluation.calibration import LEVEL, SimulatedMethod, calibrate, compare_splits, simulate, splits_of
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
-from pixelpart.files import atomic_write
+from run_results import write_run
 
 
 def flags_of(seeds, *, n=400, skill=0.05, rho=0.9, mu=0.3):
@@ -21,19 +19,11 @@ def flags_of(seeds, *, n=400, skill=0.05, rho=0.9, mu=0.3):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Six runs of one method, in folders."""
-    folders = []
-    for seed, right in enumerate(flags_of(6)):
-        folder = tmp_path / f"at-{seed}"
-        atomic_write(folder / "config.json", Config(seed=seed).to_json())
-        entry = {
-            "attack": "pgd20", "subject": None, "checkpoint": "best", "dataset": "shapes", "split": "test",
-            "accuracy": right.mean(), "correct": int(right.sum()), "n": len(right), "eps": 8 / 255, "settings": {},
-            "seed": 0, "precision": "fp32", "fingerprint": store.fingerprint(right), "key": f"{seed:032x}",
-        }  # fmt: skip
-        store.add(folder, entry, right)
-        folders.append(folder)
-    return folders
+    """Six runs of one method."""
+    return [
+        write_run(tmp_path / f"at-{seed}", {"pgd20": flags}, config={"seed": seed})
+        for seed, flags in enumerate(flags_of(6))
+    ]
 
 
 @pytest.mark.parametrize(("seeds", "deviation"), [(2, 0.02), (3, 0.0), (5, 0.02), (8, 0.0)])

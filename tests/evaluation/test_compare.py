@@ -1,16 +1,13 @@
-import hashlib
 import json
 
 import numpy as np
 import pytest
 
 from pixelpart.cli.main import main
-from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation import store
 from pixelpart.evaluation.compare import compare, name_groups
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, crossed_bootstrap, mcnemar, wilson
-from pixelpart.files import atomic_write
+from run_results import write_run
 
 
 def flags(accuracy, seed, n=200):
@@ -19,24 +16,9 @@ def flags(accuracy, seed, n=200):
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes a run folder with results: `answers` are flags by attack, `changes` replace values in all its entries."""
-
-    def make(name, number=0, answers=None, config=None, file="eval.json", **changes):
-        folder = tmp_path / name
-        atomic_write(folder / "config.json", Config(**{"seed": number} | (config or {})).to_json())
-        if answers is None:
-            answers = {"natural": flags(0.8, number), "pgd20": flags(0.5, number)}
-        for attack, right in answers.items():
-            settings = {} if attack == "natural" else {"steps": 20, "step_size": 2 / 255, "restarts": 1}
-            entry = {
-                "attack": attack, "subject": None, "checkpoint": "best", "dataset": "shapes", "split": "test",
-                "accuracy": right.mean(), "correct": int(right.sum()), "n": len(right), "settings": settings,
-                "eps": 8 / 255 if settings else 0.0, "seed": 0, "precision": "fp32",
-                "fingerprint": store.fingerprint(right),
-            } | changes  # fmt: skip
-            key = hashlib.sha256(repr((attack, number, sorted(changes.items()))).encode()).hexdigest()[:32]
-            store.add(folder, entry | {"key": key}, right, file)
-        return folder
+    def make(name, number=0, results=None, *, config=None, **changes):
+        results = results or {"natural": flags(0.8, number), "pgd20": flags(0.5, number)}
+        return write_run(tmp_path / name, results, config={"seed": number} | (config or {}), **changes)
 
     return make
 
@@ -46,8 +28,13 @@ def groups(make):
     others = [{"natural": flags(0.7, seed), "pgd20": flags(0.55, seed)} for seed in range(2)]
     return {
         "at": [make(f"at-{seed}", seed) for seed in range(3)],
-        "part": [make(f"part-{seed}", seed, answers) for seed, answers in enumerate(others)],
+        "part": [make(f"part-{seed}", seed, results) for seed, results in enumerate(others)],
     }
+
+
+@pytest.fixture
+def pair(make):
+    return {"at": [make("at-0")], "part": [make("part-0", results={"natural": flags(0.7, 0), "pgd20": flags(0.55, 0)})]}
 
 
 def test_several_seeds_are_compared_by_the_bootstrap(groups):
@@ -63,8 +50,8 @@ def test_several_seeds_are_compared_by_the_bootstrap(groups):
         assert row.sides[0].intervals == [wilson(int(run.sum()), 200) for run in a]
 
 
-def test_two_single_runs_are_compared_by_mcnemar(groups):
-    (row,) = compare({"at": groups["at"][:1], "part": groups["part"][:1]}, attacks=["pgd20"]).rows
+def test_two_single_runs_are_compared_by_mcnemar(pair):
+    (row,) = compare(pair, attacks=["pgd20"]).rows
     a, b = flags(0.5, 0), flags(0.55, 0)
     assert row.difference.p == mcnemar(int((a & ~b).sum()), int((b & ~a).sum()))
     assert row.difference.test == MCNEMAR
@@ -72,64 +59,56 @@ def test_two_single_runs_are_compared_by_mcnemar(groups):
     assert row.sides[0].deviation is None
 
 
-def test_corruptions_are_compared_only_if_named(make):
+def test_corruptions_are_compared_only_if_named(make, pair):
     for name, accuracy in (("at-0", 0.6), ("part-0", 0.7)):
-        make(name)
-        folder = make(name, answers={"fog-3": flags(accuracy, 0)}, file="corruptions.json", pixels="ab")
-    pair = {"at": [folder.parent / "at-0"], "part": [folder]}
+        make(name, results={"fog-3": flags(accuracy, 0)}, file="corruptions.json", pixels="ab")
     assert [row.attack for row in compare(pair).rows] == ["natural", "pgd20"]
     (row,) = compare(pair, attacks=["fog-3"]).rows
     assert row.sides[1].mean == flags(0.7, 0).mean()
-    with pytest.raises(UserError, match="no snow-1"):
+    with pytest.raises(UserError, match="no snow-1 of the best checkpoint"):
         compare(pair, attacks=["snow-1"])
 
 
-def test_the_table_has_conditions_accuracies_difference_p_and_test(groups):
+def test_the_table_has_conditions_accuracies_difference_p_and_test(groups, pair):
     lines = str(compare(groups)).splitlines()
     assert lines[0] == f"at: {', '.join(map(str, groups['at']))}"
     head, natural, pgd = lines[3:6]
     assert head.split() == ["attack", "eps", "n", "at", "part", "at", "-", "part", "p", "test"]
-    assert natural.endswith("bootstrap over seeds and images")
+    assert natural.endswith(BOOTSTRAP)
     assert pgd.split()[:3] == ["pgd20", "8/255", "200"]
     assert "± is the standard deviation between seeds" in lines[-1]
-    single = str(compare({"at": groups["at"][:1], "part": groups["part"][:1]}))
-    assert "±" not in single
-    assert "McNemar, exact" in single
+    assert "±" not in str(compare(pair))
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("dataset", "cifar10"), ("split", "train"), ("eps", 4 / 255), ("seed", 7), ("precision", "bf16"),
-     ("settings", {"steps": 50}), ("pixels", "ab")],
+     ("settings", {"steps": 50}), ("pixels", "ab"), ("n", 100)],
 )  # fmt: skip
 def test_results_under_other_conditions_are_rejected_with_folder_and_field(make, field, value):
     a, b = make("at-0"), make("part-0", **{field: value})
     with pytest.raises(UserError, match=f"has other settings in {b} than in {a} .*{field}: ") as caught:
         compare({"at": [a], "part": [b]})
-    assert repr(value) in str(caught.value)
-    shorter = make("part-1", answers={"natural": flags(0.8, 0, n=100)})
-    with pytest.raises(UserError, match="n: 100 instead of 200"):
-        compare({"at": [a], "part": [shorter]})
+    assert f"{value!r} instead of" in str(caught.value)
 
 
-def test_the_callers_own_images_need_their_hash(make):
+def test_images_passed_as_tensors_need_their_hash(make):
     given = {"dataset": "given", "split": "given"}
     with pytest.raises(UserError, match="has no hash of"):
         compare({"at": [make("at-0", **given)], "part": [make("part-0", **given)]})
     assert compare({"at": [make("at-1", **given, pixels="ab")], "part": [make("part-1", **given, pixels="ab")]}).rows
 
 
-def test_all_conditions_that_all_runs_share_have_a_row(make):
-    a, b = make("at-0"), make("part-0")
-    make("at-0", answers={"pgd20": flags(0.6, 0)}, eps=4 / 255)
-    assert len(compare({"at": [a], "part": [b]}).rows) == 2
-    make("part-0", answers={"pgd20": flags(0.6, 1)}, eps=4 / 255)
-    found = [(row.attack, row.conditions["eps"] * 255) for row in compare({"at": [a], "part": [b]}).rows]
+def test_all_conditions_that_all_runs_share_have_a_row(make, pair):
+    make("at-0", results={"pgd20": flags(0.6, 0)}, eps=4 / 255)
+    assert len(compare(pair).rows) == 2
+    make("part-0", results={"pgd20": flags(0.6, 1)}, eps=4 / 255)
+    found = [(row.attack, row.conditions["eps"] * 255) for row in compare(pair).rows]
     assert found == [("natural", 0), ("pgd20", 8), ("pgd20", 4)]
 
 
 def test_an_attack_that_some_runs_lack_is_left_out_and_reported(make):
-    a, b = make("at-0"), make("part-0", answers={"natural": flags(0.8, 0)})
+    a, b = make("at-0"), make("part-0", results={"natural": flags(0.8, 0)})
     found = compare({"at": [a], "part": [b]})
     assert [row.attack for row in found.rows] == ["natural"]
     assert str(found).splitlines()[-1] == f"left out: pgd20, not in {b}"
@@ -139,42 +118,33 @@ def test_an_attack_that_some_runs_lack_is_left_out_and_reported(make):
         compare({"at": [a], "part": [b]}, checkpoint="last")
 
 
-def test_warnings_are_shown_with_the_numbers(make):
-    a, b = make("at-0", warnings=["gradients are zero"]), make("part-0")
-    text = str(compare({"at": [a], "part": [b]}, attacks=["pgd20"]))
+def test_warnings_are_shown_and_corrupt_flags_give_no_number(make, pair):
+    pair["at"] = [make("at-1", warnings=["gradients are zero"])]
+    text = str(compare(pair, attacks=["pgd20"]))
     assert "McNemar, exact *" in text
     assert text.endswith("* pgd20: gradients are zero")
-
-
-def test_corrupt_flags_give_no_number(make):
-    a, b = make("at-0"), make("part-0")
-    for path in (b / "eval").glob("*.npy"):
+    folder = pair["part"][0]
+    for path in (folder / "eval").glob("*.npy"):
         np.save(path, ~np.load(path))
-    with pytest.raises(UserError, match=f"flags of natural in {b} are missing or corrupt"):
-        compare({"at": [a], "part": [b]})
+    with pytest.raises(UserError, match=f"flags of natural in {folder} are missing or corrupt"):
+        compare(pair)
 
 
-def test_the_runs_of_a_group_differ_only_in_their_seed(make, groups):
-    longer = make("at-9", 9, config={"epochs": 7})
-    with pytest.raises(UserError, match=f"{longer} and {groups['at'][0]} differ in more than their seed .*epochs: "):
-        compare({"at": [*groups["at"], longer], "part": groups["part"]})
-    again = make("at-again", 1)
-    with pytest.raises(UserError, match=f"{again} and {groups['at'][1]} have the same seed, 1"):
-        compare({"at": [*groups["at"], again], "part": groups["part"]})
-    forked = make("at-8", 8, config={"init_from": "runs/burn@3", "recipe": "other"})
-    assert compare({"at": [*groups["at"], forked], "part": groups["part"]}).rows
-
-
-def test_wrong_groups_are_rejected(groups):
+def test_wrong_groups_are_rejected(make, groups):
     at, part = groups["at"], groups["part"]
+    longer, again = make("at-9", 9, config={"epochs": 7}), make("at-again", 1)
     for wrong, message in (
         ({"at": at}, "two groups of run folders, not 1"),
         ({"at": at, "part": []}, "two groups of run folders, not 1"),
         ({"at": at[:1], "again": [str(at[0])]}, "at-0 is given twice"),
         ({"at": at, "part": part[:1]}, "3 against 1 runs: a single run"),
+        ({"at": [*at, longer], "part": part}, f"{longer} and {at[0]} differ in more than their seed .*epochs: "),
+        ({"at": [*at, again], "part": part}, f"{again} and {at[1]} have the same seed, 1"),
     ):
         with pytest.raises(UserError, match=message):
             compare(wrong)
+    forked = make("at-8", 8, config={"init_from": "runs/burn@3", "recipe": "other"})
+    assert compare({"at": [*at, forked], "part": part}).rows
 
 
 def test_groups_are_named_by_the_common_start_of_their_folders(tmp_path):
