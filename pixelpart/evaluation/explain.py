@@ -101,10 +101,9 @@ def heat_and_budget(model: Classifier, x: Images, y: Labels, config: Config) -> 
 
 
 def is_high(budget: BudgetMap, config: Config) -> Tensor:
-    """Where the budget is at or above the mean of eps and eps_low; everywhere if there is only one level."""
-    if config.mask.rule == "none" or config.eps_low == config.eps:
-        return torch.ones_like(budget, dtype=torch.bool)
-    return budget >= (config.eps + config.eps_low) / 2
+    """Where the budget counts as high, as in training; everywhere if there is only one level."""
+    policy = masks.budget_policy(rule=config.mask.rule, eps=config.eps, eps_low=config.eps_low)
+    return budget >= (policy.high_from if policy else 0.0)
 
 
 def object_shares(

@@ -66,7 +66,7 @@ def settings_warnings(eps: float, settings: Mapping[str, Any]) -> list[str]:
     if "eps_low" in settings:
         high, low = write_fraction(eps), write_fraction(settings["eps_low"])
         warnings.append(
-            f"outside the threat model: the budget is {high} only where the model's mask is high, and {low} elsewhere"
+            f"outside the threat model: the budget is {high} where the model's mask is high and {low} elsewhere"
         )
     if "step_size" in settings and settings["steps"] * settings["step_size"] < eps * (1 - 1e-6):
         numbers = f"{settings['steps']} * {write_fraction(settings['step_size'])} < {write_fraction(eps)}"
