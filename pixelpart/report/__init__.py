@@ -1,4 +1,4 @@
-"""Reads results from disk and writes one HTML page; trains and measures nothing."""
+"""One HTML page about run folders. Only reads results from disk; nothing is trained or measured here."""
 
 from pixelpart.report.page import write_report
 

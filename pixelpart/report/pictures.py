@@ -1,4 +1,4 @@
-"""Arrays as PNG data URIs at their own size; the page enlarges them without smoothing."""
+"""The pictures of explain.json as PNG data URIs at their own size; the page enlarges them without smoothing."""
 
 import base64
 import io
@@ -7,12 +7,60 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
-from pixelpart.report.reading import Answer, Explained, RunFiles
-from pixelpart.report.words import NBSP, fraction
+from pixelpart.config import explain as explain_mistake
+from pixelpart.report.formatting import NBSP, fraction
+from pixelpart.report.run import Record, ReportedRun
+from pixelpart.runs import EXPLAIN_SCHEMA
 
 HEAT = "magma"
 BUDGET = "cividis"
+ARRAYS = ("picture", "adversarial", "heat", "budget")  # of explain.safetensors
+MAX_IMAGES = 12
+
+
+class PredictionRecord(Record):
+    label: int = Field(alias="class")
+    confidence: float
+
+
+class ImageRecord(Record):
+    index: int
+    label: int
+    natural: PredictionRecord
+    adversarial: PredictionRecord
+
+
+class ObjectRecord(Record):
+    n: int | None = None
+    dead: int = 0
+    object_area: float
+    high_budget_on_object: float | None = None
+    heat_on_object: float | None = None
+
+
+class ExplainRecord(Record):
+    """explain.json."""
+
+    checkpoint: str
+    epoch: int | None = None
+    weights: str = ""
+    eps: float = Field(gt=0)
+    steps: int
+    classes: tuple[str, ...]
+    images: tuple[ImageRecord, ...]
+    object: ObjectRecord | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """explain.json with the arrays of explain.safetensors, one row per image."""
+
+    record: ExplainRecord
+    arrays: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -20,26 +68,100 @@ class Cell:
     kind: str
     uri: str
     alt: str
-    verdict: str = ""
+    prediction: str = ""
     confidence: str = ""
     right: bool = False
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One run's pictures of one image, or the words that say why there are none."""
+    """One run's pictures of one image, or why there are none."""
 
     place: int
-    label: str
     cells: list[Cell]
     missing: str = ""
 
 
 @dataclass(frozen=True)
-class Subject:
+class ShownImage:
     index: int
     label: str
     strips: list[Strip]
+
+
+def read_explanation(run: ReportedRun) -> Explanation | None:
+    """What `pixelpart explain` wrote, or None with a note."""
+    content = run.read_json("explain.json", EXPLAIN_SCHEMA)
+    if content is None:
+        run.notes.append("no pictures yet: run `pixelpart explain RUN`")
+        return None
+    try:
+        record = ExplainRecord.model_validate(content)
+        arrays = load_file(run.path / "explain.safetensors")
+        if any(name not in arrays or len(arrays[name]) != len(record.images) for name in ARRAYS):
+            raise ValueError("the arrays do not match explain.json")
+        labels = [label for i in record.images for label in (i.label, i.natural.label, i.adversarial.label)]
+        if any(not 0 <= label < len(record.classes) for label in labels):
+            raise ValueError("a label has no class name")
+    except (ValidationError, SafetensorError, OSError, ValueError) as error:
+        reason = explain_mistake(error) if isinstance(error, ValidationError) else error
+        run.notes.append(f"no pictures: {reason}; run `pixelpart explain RUN` again")
+        return None
+    return Explanation(record, arrays)
+
+
+def budget_range(explanations: Sequence[Explanation | None]) -> tuple[float, float] | None:
+    """The lowest and the highest budget of all pictures: a colour means the same budget everywhere on the page."""
+    budgets = [e.arrays["budget"] for e in explanations if e]
+    return (float(min(b.min() for b in budgets)), float(max(b.max() for b in budgets))) if budgets else None
+
+
+def shown_images(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | None]) -> list[ShownImage]:
+    """At most MAX_IMAGES test images, each with a strip for every run."""
+    scale = budget_range(explanations)
+    if scale is None:
+        return []
+    labels = {i.index: e.record.classes[i.label] for e in explanations if e for i in e.record.images}
+    pairs = list(zip(runs, explanations, strict=True))
+    return [
+        ShownImage(index, label, [_strip(place, run, e, index, scale) for place, (run, e) in enumerate(pairs)])
+        for index, label in list(labels.items())[:MAX_IMAGES]
+    ]
+
+
+def _strip(
+    place: int, run: ReportedRun, explanation: Explanation | None, index: int, scale: tuple[float, float]
+) -> Strip:
+    if explanation is None:
+        return Strip(place, [], "no pictures of this run yet")
+    record, arrays = explanation.record, explanation.arrays
+    at = next((k for k, image in enumerate(record.images) if image.index == index), None)
+    if at is None:
+        return Strip(place, [], "this run has no pictures of this image")
+    image = record.images[at]
+    picture, adversarial = (arrays[name][at].transpose(1, 2, 0) for name in ("picture", "adversarial"))
+    of = f"of test image {index} ({record.classes[image.label]}), {run.label}"
+    budget = arrays["budget"][at]
+    levels = " to ".join(dict.fromkeys(fraction(float(v)) for v in (budget.min(), budget.max())))
+    change = amplified(picture, adversarial, eps=record.eps)
+    return Strip(place, [
+        _predicted("picture", picture, image, image.natural, record, f"Picture {of}"),
+        Cell("heat map", png_uri(coloured(arrays["heat"][at], table=HEAT)), f"Heat map {of}"),
+        Cell("budget", png_uri(coloured(budget_shade(budget, *scale), table=BUDGET)), f"Budget {of}: {levels}"),
+        _predicted("attacked", adversarial, image, image.adversarial, record, f"Attacked picture {of}"),
+        Cell("change", png_uri(change), f"Change {of}, amplified {0.5 / record.eps:.0f} times"),
+    ])  # fmt: skip
+
+
+def _predicted(
+    kind: str, pixels: np.ndarray, image: ImageRecord, prediction: PredictionRecord, record: ExplainRecord, alt: str
+) -> Cell:
+    name, right = record.classes[prediction.label], prediction.label == image.label
+    alt = f"{alt}; predicted as {name}, which is {'right' if right else 'wrong'}"
+    return Cell(kind, png_uri(pixels), alt, name, f"{100 * prediction.confidence:.0f}{NBSP}%", right)
+
+
+# -- pixels
 
 
 def png_uri(pixels: np.ndarray) -> str:
@@ -51,75 +173,22 @@ def png_uri(pixels: np.ndarray) -> str:
 
 
 def coloured(values: np.ndarray, *, table: str) -> np.ndarray:
-    """(h, w) in [0,1] as (h, w, 3) in the colours of one of matplotlib's tables."""
+    """(h, w) in [0,1] as (h, w, 3) in a colour map of matplotlib."""
     import matplotlib
 
     return matplotlib.colormaps[table](np.clip(values, 0, 1))[..., :3]
 
 
 def amplified(picture: np.ndarray, adversarial: np.ndarray, *, eps: float) -> np.ndarray:
-    """The change, with -eps drawn as 0, none as 1/2 and +eps as 1."""
+    """The change: -eps is 0, no change is 1/2, +eps is 1."""
     return 0.5 + (adversarial - picture) / (2 * eps)
 
 
-def budget_range(runs: Sequence[RunFiles]) -> tuple[float, float] | None:
-    """The lowest and the highest budget of all pictures, so that one colour means one budget on the whole page."""
-    budgets = [run.arrays["budget"] for run in runs if run.arrays]
-    return (float(min(b.min() for b in budgets)), float(max(b.max() for b in budgets))) if budgets else None
-
-
 def budget_shade(budget: np.ndarray, low: float, high: float) -> np.ndarray:
-    """(1 or 3, h, w) budgets as (h, w) shades in [0,1], the mean over channels; all equal: 1."""
+    """(1 or 3, h, w) budgets as (h, w) in [0,1], averaged over channels; 1 if low equals high."""
     mean = budget.mean(0)
     return (mean - low) / (high - low) if high - low > 1e-9 else np.ones_like(mean)
 
 
 def colour_bar(table: str) -> str:
     return png_uri(coloured(np.linspace(0, 1, 64)[None], table=table))
-
-
-def subjects(runs: Sequence[RunFiles], *, most: int = 12) -> list[Subject]:
-    """For each of at most `most` test images, the strips of all runs."""
-    scale = budget_range(runs)
-    if scale is None:
-        return []
-    labels = {
-        i.index: run.explained.name(i.label)
-        for run in runs
-        if run.explained and run.arrays
-        for i in run.explained.images
-    }
-    return [
-        Subject(index, label, [_strip(run, place, index, scale) for place, run in enumerate(runs)])
-        for index, label in list(labels.items())[:most]
-    ]
-
-
-def _strip(run: RunFiles, place: int, index: int, scale: tuple[float, float]) -> Strip:
-    explained = run.explained
-    if explained is None or not run.arrays:
-        return Strip(place, run.label, [], "no pictures of this run yet")
-    where = next((k for k, image in enumerate(explained.images) if image.index == index), None)
-    if where is None:
-        return Strip(place, run.label, [], "this image is not among those explained for this run")
-    image = explained.images[where]
-    truth = explained.name(image.label)
-    picture, adversarial = (run.arrays[name][where].transpose(1, 2, 0) for name in ("picture", "adversarial"))
-    of = f"of test image {index} ({truth}), {run.label}"
-    budget = run.arrays["budget"][where]
-    levels = " to ".join(dict.fromkeys(fraction(float(v)) for v in (budget.min(), budget.max())))
-    change = amplified(picture, adversarial, eps=explained.eps)
-    return Strip(place, run.label, [
-        _answered("picture", picture, image.natural, explained, truth, f"Picture {of}"),
-        Cell("heat map", png_uri(coloured(run.arrays["heat"][where], table=HEAT)), f"Heat map {of}"),
-        Cell("budget", png_uri(coloured(budget_shade(budget, *scale), table=BUDGET)), f"Budget {of}: {levels}"),
-        _answered("attacked", adversarial, image.adversarial, explained, truth, f"Attacked picture {of}"),
-        Cell("change", png_uri(change), f"Change {of}, amplified {0.5 / explained.eps:.0f} times"),
-    ])  # fmt: skip
-
-
-def _answered(kind: str, pixels: np.ndarray, answer: Answer, explained: Explained, truth: str, alt: str) -> Cell:
-    said = explained.name(answer.said)
-    right = said == truth
-    words = f"{alt}; the model says {said}, which is {'right' if right else 'wrong'}"
-    return Cell(kind, png_uri(pixels), words, said, f"{100 * answer.confidence:.0f}{NBSP}%", right)

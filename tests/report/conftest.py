@@ -1,23 +1,20 @@
-"""Run folders made up on disk, in the formats that evaluation and engine write."""
+"""Run folders on disk in the formats of evaluation and engine."""
 
 import json
-from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from pixelpart import recipes
-from pixelpart.config import Config
+from pixelpart.report import curves, write_report
 
 CLASSES = ("disc", "ring", "square")
 VOID = {"meta", "link", "img", "br", "line", "rect", "path", "use"}
 
 
-def _entry(attack: str = "pgd20", accuracy: float = 0.43, **changes: Any) -> dict[str, Any]:
+def _entry(attack="pgd20", accuracy=0.43, **changes):
     steps = {} if attack == "natural" else {"settings": {"steps": 20, "step_size": 2 / 255, "restarts": 1}}
     n = changes.get("n", 1000)
     return {
@@ -28,7 +25,7 @@ def _entry(attack: str = "pgd20", accuracy: float = 0.43, **changes: Any) -> dic
     } | steps | changes  # fmt: skip
 
 
-def _metrics_row(epoch: int, **changes: Any) -> dict[str, Any]:
+def _metrics_row(epoch, **changes):
     return {
         "epoch": epoch, "loss": 2 / epoch, "lr": 0.1, "natural": 0.5, "pgd": 0.3, "robust_ce": 1.5,
         "train_natural": 0.6, "train_pgd": 0.35, "measured_on": "held-out", "seconds": 2.0, "images_per_second": 900.0,
@@ -36,7 +33,7 @@ def _metrics_row(epoch: int, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def _explained(n: int = 2, **changes: Any) -> dict[str, Any]:
+def _explained(n=2, **changes):
     images = [
         {
             "index": 10 + k,
@@ -52,7 +49,7 @@ def _explained(n: int = 2, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def _arrays(n: int = 2, size: int = 4, channels: int = 1) -> dict[str, np.ndarray]:
+def _arrays(n=2, size=4, channels=1):
     random = np.random.default_rng(0)
     picture = random.random((n, 3, size, size), dtype=np.float32)
     heat = random.random((n, size, size), dtype=np.float32)
@@ -62,45 +59,48 @@ def _arrays(n: int = 2, size: int = 4, channels: int = 1) -> dict[str, np.ndarra
 
 
 @pytest.fixture
-def entry() -> Callable[..., dict[str, Any]]:
+def entry():
     """Makes an entry of eval.json."""
     return _entry
 
 
 @pytest.fixture
-def metrics_row() -> Callable[..., dict[str, Any]]:
+def metrics_row():
     """Makes a line of metrics.jsonl."""
     return _metrics_row
 
 
 @pytest.fixture
-def explained() -> Callable[..., dict[str, Any]]:
-    """Makes an explain.json."""
+def explained():
+    """Makes the content of explain.json."""
     return _explained
 
 
 @pytest.fixture
-def arrays() -> Callable[..., dict[str, np.ndarray]]:
-    """Makes what explain.safetensors holds."""
+def arrays():
+    """Makes the arrays of explain.safetensors."""
     return _arrays
 
 
-MakeRun = Callable[..., Path]
+ALL_PANELS = curves.PANELS
+
+
+@pytest.fixture(autouse=True)
+def _few_panels(monkeypatch):
+    """Drawing takes most of the time of a page."""
+    monkeypatch.setattr(curves, "PANELS", ALL_PANELS[:2])
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
-    """Writes a run folder; a part given as None is left out."""
+def all_panels(_few_panels, monkeypatch):
+    monkeypatch.setattr(curves, "PANELS", ALL_PANELS)
 
-    def make(
-        name: str = "part",
-        *,
-        config: Config | None = None,
-        metrics: Any = "usual",
-        entries: Any = "usual",
-        explain: Any = "usual",
-        tensors: Any = "usual",
-    ) -> Path:
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Writes a run folder; parts given as None are left out."""
+
+    def make(name="part", *, config=None, metrics="usual", entries="usual", explain="usual", tensors="usual"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
         config = config or recipes.RECIPES["shapes-part"](epochs=3, burn_in={"epochs": 1})
@@ -122,10 +122,10 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 class Node:
-    def __init__(self, tag: str, attrs: dict[str, str | None]) -> None:
+    def __init__(self, tag, attrs):
         self.tag, self.attrs, self.children = tag, attrs, []
 
-    def all(self, tag: str, cls: str = "") -> "list[Node]":
+    def all(self, tag, cls=""):
         found = []
         for child in self.children:
             if isinstance(child, Node):
@@ -135,39 +135,42 @@ class Node:
         return found
 
     @property
-    def text(self) -> str:
-        """What a reader sees, with runs of white space as one blank."""
+    def text(self):
+        """The visible text with white space collapsed."""
         parts = [child if isinstance(child, str) else child.text for child in self.children]
         return " ".join("".join(parts).split())
 
 
 class Tree(HTMLParser):
-    """A page as nodes; raises where tags do not nest."""
+    """A page as nodes; fails if tags do not nest."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.root = Node("root", {})
         self.open = [self.root]
         self.feed(html)
         assert self.open == [self.root], f"unclosed: {[node.tag for node in self.open[1:]]}"
 
-    def handle_starttag(self, tag: str, attrs: list) -> None:
+    def handle_starttag(self, tag, attrs):
         node = Node(tag, dict(attrs))
         self.open[-1].children.append(node)
         if tag not in VOID:
             self.open.append(node)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if tag not in VOID:
             assert self.open.pop().tag == tag, f"</{tag}> closes something else"
 
-    def handle_startendtag(self, tag: str, attrs: list) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.open[-1].children.append(Node(tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.open[-1].children.append(data)
 
 
 @pytest.fixture
-def parse() -> Callable[[Path], Node]:
-    return lambda path: Tree(path.read_text(encoding="utf-8")).root
+def page(tmp_path):
+    """Writes a report of run folders and parses it."""
+    return lambda *folders, **settings: (
+        Tree(write_report(list(folders), tmp_path / "r.html", **settings).read_text(encoding="utf-8")).root
+    )

@@ -3,19 +3,26 @@ import subprocess
 import sys
 
 import matplotlib
+import pytest
 
-from pixelpart.report.curves import burn_in, draw_all
-from pixelpart.report.reading import read_run, read_runs
+from pixelpart.report.curves import burn_in, draw_panels
+from pixelpart.report.run import read_runs
+
+pytestmark = pytest.mark.usefixtures("all_panels")
 
 
-def test_matplotlibs_settings_are_given_back(make_run, monkeypatch):
+def draw(*folders):
+    return {panel.title: panel for panel in draw_panels(read_runs(folders))}
+
+
+def test_drawing_restores_matplotlibs_settings(make_run, monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 7.5)
     before = dict(matplotlib.rcParams)
-    draw_all([read_run(make_run())])
+    draw(make_run())
     assert dict(matplotlib.rcParams) == before
 
 
-def test_importing_the_report_imports_no_matplotlib_and_drawing_no_pyplot(make_run):
+def test_report_imports_matplotlib_late_and_never_pyplot_or_the_engine(make_run):
     code = f"""if True:
         import sys
         from pathlib import Path
@@ -30,51 +37,40 @@ def test_importing_the_report_imports_no_matplotlib_and_drawing_no_pyplot(make_r
 
 def test_last_values_are_those_of_the_last_epoch(make_run, metrics_row):
     rows = [metrics_row(1, natural=0.2), metrics_row(2, natural=0.4321, budget_mean=7.25 / 255)]
-    panels = {panel.title: panel for panel in draw_all(read_runs([make_run("a", metrics=rows)]))}
+    panels = draw(make_run("a", metrics=rows))
     assert panels["Natural accuracy, %"].last == [(0, "a", "43.2 %")]
     assert panels["Mean budget, in 1/255"].alt == "Mean budget, in 1/255 over epochs; last values: a 7.25"
 
 
-def test_the_curve_goes_through_its_points_in_order(make_run, metrics_row):
-    """y grows downwards in SVG: a rising series falls there, evenly for even steps."""
-    rows = [metrics_row(epoch, lr=epoch / 10) for epoch in (1, 2, 3)]
-    svg = next(panel.svg for panel in draw_all([read_run(make_run(metrics=rows))]) if panel.title == "Learning rate")
+def test_curve_goes_through_its_points(make_run, metrics_row):
+    """y grows downwards in SVG; even steps of the learning rate are even steps of the curve."""
+    svg = draw(make_run(metrics=[metrics_row(epoch, lr=epoch / 10) for epoch in (1, 2, 3)]))["Learning rate"].svg
     path = re.search(r'd="([^"]*)"\s+clip-path="[^"]*"\s+style="fill: none; stroke: var\(--run-0\)', svg)[1]
-    points = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path)]
-    (x1, y1), (x2, y2), (x3, y3) = points
+    (x1, y1), (x2, y2), (x3, y3) = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path)]
     assert abs((x2 - x1) - (x3 - x2)) < 1e-3
     assert abs((y2 - y1) - (y3 - y2)) < 1e-3
     assert y1 > y2 > y3
 
 
-def test_values_that_are_missing_or_not_finite_leave_a_gap_and_no_crash(make_run, metrics_row):
-    rows = [
-        metrics_row(1, loss=float("nan"), damage=None),
-        metrics_row(2, loss=float("inf"), damage=None),
-        metrics_row(3, damage=None),
-    ]
-    titles = {panel.title: panel.last for panel in draw_all(read_runs([make_run("a", metrics=rows)]))}
-    assert "Damage" not in titles
-    assert titles["Training loss"] == [(0, "a", "0.667")]
+def test_missing_and_non_finite_values_are_left_out(make_run, metrics_row):
+    rows = [metrics_row(1, loss=float("nan"), damage=None), metrics_row(2, loss=float("inf"), damage=None)]
+    panels = draw(make_run("a", metrics=[*rows, metrics_row(3, damage=None)]))
+    assert "Damage" not in panels
+    assert panels["Training loss"].last == [(0, "a", "0.667")]
+    assert draw(make_run("b", metrics=None)) == {}
 
 
-def test_burn_in_is_counted_from_the_rows_and_shaded(make_run, metrics_row):
-    plain = read_run(make_run("at", metrics=[metrics_row(1)]))
-    masked = read_run(make_run("part"))
-    assert (burn_in(plain), burn_in(masked)) == (0, 1)
-    shades = [sum("opacity: 0.09" in panel.svg for panel in draw_all(runs)) for runs in ([plain], [masked, plain])]
-    assert shades == [0, len(draw_all([masked]))]
+def test_burn_in_is_shaded(make_run, metrics_row):
+    plain, masked = make_run("at", metrics=[metrics_row(1)]), make_run("part")
+    assert [burn_in(run) for run in read_runs([plain, masked])] == [0, 1]
+    shaded = [["opacity: 0.09" in panel.svg for panel in draw(folder).values()] for folder in (plain, masked)]
+    assert (any(shaded[0]), all(shaded[1])) == (False, True)
 
 
-def test_no_metrics_no_panels(make_run):
-    assert draw_all([read_run(make_run(metrics=None))]) == []
-
-
-def test_only_a_line_of_zeros_is_drawn_on_a_unit_axis(make_run, metrics_row):
-    rows = [metrics_row(epoch, lr=0.2 - 0.1 * epoch) for epoch in (1, 2)]
+def test_line_of_zeros_has_a_unit_axis(make_run, metrics_row):
     ticks = {}
-    for panel in draw_all([read_run(make_run(metrics=rows))]):
+    for title, panel in draw(make_run(metrics=[metrics_row(k, lr=0.2 - 0.1 * k) for k in (1, 2)])).items():
         texts = re.findall(r"<text[^>]*>([^<]*)</text>", panel.svg)
-        ticks[panel.title] = [float(text) for text in texts[texts.index("epoch") + 1 :]]
+        ticks[title] = [float(text) for text in texts[texts.index("epoch") + 1 :]]
     assert ticks["Dead heat maps"] == [0, 1]
     assert max(ticks["Learning rate"]) == 0.1

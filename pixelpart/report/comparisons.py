@@ -1,0 +1,164 @@
+"""Which runs and methods differ, by their results on the same images."""
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pixelpart.config import flat
+from pixelpart.errors import UserError
+from pixelpart.evaluation import compare as comparing
+from pixelpart.evaluation.statistics import paired
+from pixelpart.evaluation.store import read_flags
+from pixelpart.report.formatting import NBSP, describe_eps, enumerate_words, fraction, p_value, percent
+from pixelpart.report.run import Measurement, ReportedRun
+from pixelpart.report.table import ResultRow
+
+MAX_ALL_PAIRS = 4  # with more runs, each is compared only with the run of highest accuracy
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class RunPair:
+    """Two runs under one attack; p of McNemar's test where both have stored flags for the same images."""
+
+    attack: str
+    conditions: str
+    high: tuple[str, Measurement]  # label of the run, its result
+    low: tuple[str, Measurement]
+    p: float | None = None
+
+    @property
+    def overlap(self) -> bool:
+        return self.high[1].interval[0] <= self.low[1].interval[1]
+
+    @property
+    def points(self) -> str:
+        """The difference in percentage points of the two accuracies as the table shows them."""
+        high, low = (round(100 * m.accuracy, 1) for _, m in (self.high, self.low))
+        return f"{high - low:.1f}"
+
+    @property
+    def verdict(self) -> str:
+        difference = f"The difference of {self.points} points"
+        if self.p is not None:
+            significant = "is significant" if self.p < LEVEL else "is not significant"
+            return f"{difference} {significant} for these images (McNemar's test, {p_value(self.p)})."
+        if self.overlap:
+            return f"{difference} is not resolved: the intervals overlap."
+        return f"{difference} is larger than the intervals, which do not overlap."
+
+
+@dataclass(frozen=True)
+class MethodPair:
+    """Two methods under one attack, with all their seeds."""
+
+    attack: str
+    conditions: str
+    verdict: str
+
+
+def compare_runs(table: Sequence[ResultRow]) -> list[RunPair]:
+    """Pairs of runs under the same attack on the same kind of checkpoint, the higher accuracy first.
+
+    Two runs whose methods `compare_methods` compares are left out.
+    """
+    runs = {row.run.label: row.run for row in table}
+    grouped = {run.label for seeds in group_by_method(list(runs.values())) for run in seeds}
+    groups: dict[tuple, dict[str, Measurement]] = {}
+    for row in table:
+        for attack, m in row.cells.items():
+            key = (attack, m.checkpoint, m.dataset, m.split, None if attack == "natural" else m.eps)
+            other = groups.setdefault(key, {}).get(row.run.label)
+            if other is None or (m.epoch or 0, m.n) > (other.epoch or 0, other.n):
+                groups[key][row.run.label] = m
+    found = []
+    for key in sorted(groups, key=lambda key: key[0] != "natural"):
+        (attack, checkpoint, dataset, split, eps), results = key, groups[key]
+        ranked = sorted(results.items(), key=lambda item: -item[1].accuracy)
+        pairs: Iterable = itertools.combinations(ranked, 2)
+        if len(ranked) > MAX_ALL_PAIRS:
+            pairs = ((ranked[0], other) for other in ranked[1:])
+        at = "" if eps is None else f", {describe_eps(eps, ranked[0][1].settings)}"
+        conditions = f"{checkpoint} checkpoint, {dataset} {split} images{at}"
+        found += [
+            RunPair(attack, conditions, high, low, mcnemar_p(runs, high, low))
+            for high, low in pairs
+            if not {high[0], low[0]} <= grouped
+        ]
+    return found
+
+
+def mcnemar_p(
+    runs: dict[str, ReportedRun], high: tuple[str, Measurement], low: tuple[str, Measurement]
+) -> float | None:
+    """p of McNemar's test; None unless both runs have flags for the same images under the same attack."""
+    a, b = high[1].entry, low[1].entry
+    if a["dataset"] == "given" or any(a.get(name) != b.get(name) for name in comparing.CONDITIONS):
+        return None
+    flags = [read_flags(runs[label].path, m.entry) for label, m in (high, low)]
+    return None if flags[0] is None or flags[1] is None else paired(flags[0], flags[1]).p
+
+
+def group_by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
+    """Runs that differ only in their seed, if there are at least two methods with at least two seeds each."""
+    groups: dict[str, dict[int, ReportedRun]] = {}
+    for run in runs:
+        settings = {name: value for name, value in flat(run.config).items() if name not in comparing.SEED_FIELDS}
+        groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
+    several = [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
+    return several if len(several) > 1 else []
+
+
+def compare_methods(runs: Sequence[ReportedRun]) -> list[MethodPair]:
+    """Each two methods with several seeds, by checkpoint and attack."""
+    found = []
+    for one, other in itertools.combinations(group_by_method(runs), 2):
+        groups = comparing.name_groups([run.path for run in one], [run.path for run in other])
+        for checkpoint in dict.fromkeys(m.checkpoint for run in (*one, *other) for m in run.measurements):
+            try:
+                result = comparing.compare(groups, checkpoint=checkpoint)
+            except UserError as error:
+                names = enumerate_words(list(groups))
+                found.append(MethodPair(names, f"{checkpoint} checkpoint", f"not compared: {error}."))
+            else:
+                found += [_method_pair(result, row) for row in result.rows]
+    return found
+
+
+def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> MethodPair:
+    about, d = row.conditions, row.difference
+    at = "" if row.attack == "natural" else f", {describe_eps(about['eps'], about['settings'])}"
+    means = [
+        f"{name} {percent(side.mean)} over {len(side.accuracies)} seeds"
+        for name, side in zip(result.groups, row.sides, strict=True)
+    ]
+    points = f"{100 * d.estimate:+.1f} points (95{NBSP}% interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
+    significant = "is significant" if d.p < LEVEL else "is not significant"
+    verdict = f"{enumerate_words(means)}. The difference of {points} {significant} ({d.test}, {p_value(d.p)})."
+    return MethodPair(
+        row.attack, f"{result.checkpoint} checkpoint, {about['dataset']} {about['split']} images{at}", verdict
+    )
+
+
+def summary(table: Sequence[ResultRow]) -> str:
+    """One sentence on the attack that was run on most models and, among those, gives the lowest accuracy.
+
+    Attacks with their own eps are left out: the models were not trained for those.
+    """
+    results: dict[tuple, dict[str, Measurement]] = {}
+    for row in table:
+        for attack, m in row.cells.items():
+            if attack != "natural" and not m.own_eps:
+                key = (attack, m.checkpoint, m.dataset, m.eps)
+                results.setdefault(key, {}).setdefault(row.run.label, m)
+    if not results:
+        return ""
+    key = max(results, key=lambda k: (len(results[k]), -sum(m.accuracy for m in results[k].values()) / len(results[k])))
+    ranked = sorted(results[key].items(), key=lambda item: -item[1].accuracy)
+    accuracies = enumerate_words([f"{percent(m.accuracy)} for “{label}”" for label, m in ranked])
+    text = f"Accuracy under {key[0]} at eps {fraction(key[3])} on {key[2]} test images: {accuracies}"
+    if len(ranked) != 2:
+        return f"{text}."
+    p = mcnemar_p({row.run.label: row.run for row in table}, ranked[0], ranked[1])
+    return f"{text}. {RunPair(key[0], '', ranked[0], ranked[1], p).verdict}"

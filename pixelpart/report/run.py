@@ -1,0 +1,148 @@
+"""What the page shows of one run folder; what is missing or cannot be read becomes a note on the page."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pixelpart.config import Config
+from pixelpart.config import explain as explain_mistake
+from pixelpart.errors import UserError
+from pixelpart.evaluation.store import intact, read_entries
+from pixelpart.runs import MetricsRow, Run
+
+
+class Record(BaseModel):
+    """An object of a JSON file; unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Measurement(Record):
+    """One entry of eval.json or corruptions.json."""
+
+    attack: str
+    checkpoint: str
+    epoch: int | None = None
+    weights: str = "raw"
+    dataset: str
+    split: str = "test"
+    accuracy: float = Field(ge=0, le=1)
+    interval: tuple[float, float]
+    n: int = Field(ge=0)
+    eps: float | None = None
+    settings: dict[str, Any] = {}
+    seed: int = 0
+    precision: str = "fp32"
+    seconds: float | None = None
+    machine: str = ""
+    warnings: tuple[str, ...] = ()
+    entry: dict[str, Any] = {}  # all of it, as in the file
+
+    @property
+    def engine(self) -> str:
+        """Whose code ran the attack: own, or reference (the authors of AutoAttack)."""
+        return self.settings.get("engine", "own")
+
+    @property
+    def gradients(self) -> str:
+        """The precision of the gradients of a step attack, which is part of what the attack is."""
+        return self.settings.get("search", "fp32") if "step_size" in self.settings else "fp32"
+
+    @property
+    def column(self) -> str:
+        """The column of the table: the attack, with engine and precision where they are not the usual ones."""
+        unusual = [word for word in (self.engine, self.gradients) if word not in ("own", "fp32")]
+        return ", ".join([self.attack, *unusual])
+
+    @property
+    def own_eps(self) -> bool:
+        """Whether the attack has its own eps, rather than that of its row in the table."""
+        return "@" in self.attack or not self.settings.keys().isdisjoint({"norm", "eps_low"})
+
+
+@dataclass
+class ReportedRun:
+    """A run with its label on the page; `notes` says what is missing."""
+
+    run: Run
+    label: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.run.dir
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
+
+    @cached_property
+    def metrics(self) -> list[MetricsRow]:
+        return self.run.metrics
+
+    @cached_property
+    def epochs_done(self) -> int:
+        return max((row["epoch"] for row in self.metrics), default=0)
+
+    @cached_property
+    def measurements(self) -> list[Measurement]:
+        return self.read_measurements("eval.json")
+
+    def read_measurements(self, file: str) -> list[Measurement]:
+        """The entries of a result file that can be shown."""
+        found = []
+        try:
+            entries = read_entries(self.path, file)
+        except UserError as error:
+            self.notes.append(f"{file} is not shown: {error}")
+            return []
+        for entry in entries:
+            try:
+                found.append(Measurement.model_validate(entry | {"entry": entry}))
+            except ValidationError as error:
+                self.notes.append(f"{file}: an entry is not shown ({explain_mistake(error)})")
+        return found
+
+    def read_json(self, name: str, schema: int) -> dict[str, Any] | None:
+        """The content of a JSON file, or None if it is missing or unusable."""
+        try:
+            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self.notes.append(f"{name} cannot be read ({error})")
+            return None
+        if not isinstance(content, dict) or content.get("schema_version") != schema:
+            self.notes.append(f"{name} is not shown: its schema_version is not {schema}")
+        elif not intact(content):
+            self.notes.append(f"{name} is not shown: checksum mismatch")
+        else:
+            return content
+        return None
+
+
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
+    """Each folder once, in the given order; labels are the shortest path endings that differ."""
+    runs = [ReportedRun(Run(path)) for path in {path.resolve(): path for path in paths}.values()]
+    for run in runs:
+        parts = run.path.resolve().parts
+        others = [other.path.resolve().parts for other in runs if other is not run]
+        length = next((k for k in range(1, len(parts)) if all(o[-k:] != parts[-k:] for o in others)), len(parts))
+        run.label = "/".join(parts[-length:])
+        if run.epochs_done < run.config.epochs:
+            run.notes.append(f"unfinished: {run.epochs_done} of {run.config.epochs} epochs are done")
+        if not run.measurements:
+            run.notes.append("not evaluated yet: run `pixelpart evaluate RUN`")
+    return runs
+
+
+def number(row: MetricsRow, key: str) -> float:
+    """A value of a metrics row; NaN if it is missing or not a number."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -1,0 +1,130 @@
+"""Which runs and methods differ."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pixelpart import recipes
+from pixelpart.evaluation.statistics import crossed_bootstrap, mcnemar, wilson
+from pixelpart.evaluation.store import fingerprint
+from pixelpart.report.comparisons import compare_methods, compare_runs, summary
+from pixelpart.report.run import read_runs
+from pixelpart.report.table import result_rows
+
+
+def rows(*folders):
+    return [row for run in read_runs(folders) for row in result_rows(run)]
+
+
+def pairs(*folders):
+    return compare_runs(rows(*folders))
+
+
+def test_touching_intervals_overlap(make_run, entry):
+    intervals = {"a": (0.5, [0.45, 0.55]), "b": (0.6, [0.55, 0.65]), "c": (0.7, [0.651, 0.75])}
+    folders = [make_run(n, entries=[entry(accuracy=a, interval=i)]) for n, (a, i) in intervals.items()]
+    found = {(pair.high[0], pair.low[0]): pair.overlap for pair in pairs(*folders)}
+    assert found == {("c", "b"): False, ("c", "a"): False, ("b", "a"): True}
+
+
+def test_results_with_other_eps_or_checkpoint_are_not_compared(make_run, entry):
+    changes = {"a": {}, "b": {"eps": 4 / 255}, "c": {"checkpoint": "last"}}
+    assert pairs(*[make_run(name, entries=[entry(**change)]) for name, change in changes.items()]) == []
+
+
+def test_pairs_in_other_norms_name_the_norm_and_the_summary_leaves_them_out(make_run, entry):
+    l1 = {"eps": 12.0, "settings": {"search": "fp32", "norm": "l1"}}
+    folders = [make_run(name, entries=[entry(), entry("apgd-l1@12", 0.1, **l1)]) for name in "ab"]
+    (pair,) = (pair for pair in pairs(*folders) if pair.attack == "apgd-l1@12")
+    assert pair.conditions == "best checkpoint, shapes test images, l1 eps 12"
+    assert summary(rows(*folders)).startswith("Accuracy under pgd20 at eps 8/255")
+
+
+def test_summary_is_about_the_strongest_attack(make_run, entry):
+    folder = make_run(entries=[entry("natural", 0.1), entry("pgd20", 0.4), entry("pgd100", 0.3)])
+    assert summary(rows(folder)).replace("\u00a0", " ") == (
+        "Accuracy under pgd100 at eps 8/255 on shapes test images: 30.0 % for “part”."
+    )
+
+
+@pytest.fixture
+def measured(make_run, entry):
+    """Makes a run folder with a pgd20 result and its flags."""
+
+    def make(name, right, *, recipe="shapes-part", seed=0, **changes):
+        key, correct, n = name.encode().hex().ljust(32, "0")[:32], int(right.sum()), len(right)
+        facts = {"correct": correct, "n": n, "key": key, "fingerprint": fingerprint(right), "subject": None}
+        found = entry(accuracy=correct / n, interval=list(wilson(correct, n)), **facts | changes)
+        folder = make_run(name, config=recipes.RECIPES[recipe](seed=seed), entries=json.loads(json.dumps([found])))
+        (folder / "eval").mkdir()
+        np.save(folder / "eval" / f"{key}.npy", right)
+        return folder
+
+    return make
+
+
+def right(a_only, b_only, both=400, n=1000):
+    order = np.arange(n)
+    return order < both + a_only, (order < both) | (order >= n - b_only)
+
+
+@pytest.mark.parametrize(
+    ("a_only", "b_only", "verdict"),
+    [
+        (31, 1, "The difference of 3.0 points is significant for these images (McNemar's test, p < 0.001)."),
+        (60, 50, "The difference of 1.0 points is not significant for these images (McNemar's test, p = 0.39)."),
+    ],
+)
+def test_runs_with_flags_are_compared_by_mcnemars_test(measured, a_only, b_only, verdict):
+    a, b = right(a_only, b_only)
+    folders = measured("a", a), measured("b", b)
+    (pair,) = pairs(*folders)
+    assert pair.overlap
+    assert pair.p == mcnemar(a_only, b_only)
+    assert pair.verdict == verdict
+    assert summary(rows(*folders)).endswith(verdict)
+
+
+def test_runs_without_common_flags_are_compared_by_their_intervals(measured):
+    a, b = right(31, 1)
+    folder = measured("a", a)
+    assert pairs(folder, measured("b", b, seed=1, settings={"steps": 9}))[0].p is None
+    assert pairs(folder, measured("c", b[:-1]))[0].p is None
+    other = measured("d", b)
+    for path in (other / "eval").glob("*.npy"):
+        path.unlink()
+    (pair,) = pairs(folder, other)
+    assert pair.p is None
+    assert pair.verdict == "The difference of 3.0 points is not resolved: the intervals overlap."
+
+
+def test_seeds_of_a_method_are_compared_together(measured, page):
+    draw = np.random.default_rng(0)
+    sides = {recipe: draw.random((3, 500)) < p for recipe, p in (("shapes-at", 0.5), ("shapes-part", 0.7))}
+    folders = [
+        measured(f"{recipe}-{seed}", flags, recipe=recipe, seed=seed)
+        for recipe, side in sides.items()
+        for seed, flags in enumerate(side)
+    ]
+    (found,) = compare_methods(read_runs(folders))
+    expected = crossed_bootstrap(*sides.values())
+    assert expected.p < 0.05
+    assert (found.attack, found.conditions) == ("pgd20", "best checkpoint, shapes test images, eps 8/255")
+    assert f"The difference of {100 * expected.estimate:+.1f} points" in found.verdict
+    assert f"is significant ({expected.test}, p" in found.verdict
+    assert pairs(*folders) == []
+    single = measured("trades", draw.random(500) < 0.5, recipe="shapes-trades")
+    assert {label for pair in pairs(*folders, single) for label in (pair.high[0], pair.low[0])} > {"trades"}
+    shown = page(*folders)
+    assert "shapes-at" in shown.all("ul", "methods")[0].all("li")[0].text
+    assert shown.all("ul", "comparisons") == []
+
+
+def test_methods_measured_differently_are_not_compared(measured):
+    flags = np.random.default_rng(0).random((4, 100)) < 0.5
+    folders = [measured(f"at-{seed}", flags[seed], recipe="shapes-at", seed=seed) for seed in range(2)]
+    folders += [measured(f"part-{seed}", flags[2 + seed], seed=seed, eps=4 / 255) for seed in range(2)]
+    (found,) = compare_methods(read_runs(folders))
+    assert found.verdict.startswith("not compared: ")
+    assert "eps: " in found.verdict
