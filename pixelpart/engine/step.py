@@ -80,7 +80,7 @@ class CleanPass:
 
 def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     """Crafts adversarial examples inside the budget, descends on them once, and adds to the epoch's sums."""
-    x = augment.picture(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
+    x = augment.apply_to_images(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
     targets = training_targets(batch, x, classes=phase.objective.classes)
     y = likeliest(targets)
     view = state.attack_view()  # eval mode, the weights as they are now
@@ -103,7 +103,7 @@ def training_targets(batch: StepBatch, x: Images, *, classes: int) -> Targets:
     if batch.augmentation.mix is None:
         return batch.labels
     labels = one_hot(batch.labels, classes, dtype=x.dtype)
-    return augment.mixed(batch.augmentation, labels, (x.shape[-2], x.shape[-1]))
+    return augment.mix_labels(batch.augmentation, labels, (x.shape[-2], x.shape[-1]))
 
 
 @torch.no_grad()

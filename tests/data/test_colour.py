@@ -1,4 +1,4 @@
-"""Operations on colours against Pillow's, which works in 256 levels: equal up to two."""
+"""Colour operations against Pillow's, which rounds to 256 levels: equal up to two levels."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ NUMBERS = {function.__name__: number for number, function in enumerate(colour.OP
 
 @pytest.fixture(scope="module")
 def images():
-    """Noise, darker and brighter, and drawn shapes; large, as Pillow equalizes in steps of n // 255 pixels."""
+    """Dark and bright noise, and shapes; large, as Pillow equalizes in steps of n // 255 pixels."""
     g = torch.Generator().manual_seed(0)
     noise = torch.stack([torch.randint(low, low + 140, (3, 256, 256), generator=g) for low in (10, 90)])
     shapes = generate("test")[0][:2].repeat_interleave(8, 2).repeat_interleave(8, 3)
@@ -35,20 +35,16 @@ def recoloured(images, name, s):
     return colour.recolour(params, images.float() / 255)
 
 
-def test_every_operation_has_its_yardstick():
-    assert set(NUMBERS) == set(PILLOW)
-
-
-@pytest.mark.parametrize("s", [0.1, 0.7, 1.9])
+@pytest.mark.parametrize("s", [0.1, 1.9])
 @pytest.mark.parametrize("name", PILLOW)
-def test_an_operation_is_pillows(images, name, s):
+def test_an_operation_equals_pillows(images, name, s):
     mine = recoloured(images, name, s) * 255
     for ours, image in zip(mine, images, strict=True):
         theirs = np.asarray(PILLOW[name](Image.fromarray(image.permute(1, 2, 0).numpy()), s))
         assert (ours - torch.from_numpy(theirs.copy()).permute(2, 0, 1)).abs().max() <= 2
 
 
-def test_each_image_gets_its_own_operation_and_none_leaves_it(images):
+def test_each_image_gets_its_own_operation(images):
     x = images.float() / 255
     params = Colour(torch.tensor([-1, 0, 3, 5]), torch.tensor([0.2, 0.2, 0.5, 1.0]))
     out = colour.recolour(params, x)
@@ -59,7 +55,7 @@ def test_each_image_gets_its_own_operation_and_none_leaves_it(images):
 
 
 @pytest.mark.parametrize("name", PILLOW)
-def test_an_image_of_one_colour_stays_finite_and_in_range(name):
+def test_a_constant_image_stays_finite_and_in_range(name):
     out = recoloured(torch.full((1, 3, 8, 8), 200, dtype=torch.uint8), name, 1.9)
     assert out.isfinite().all()
     assert 0 <= out.min() <= out.max() <= 1

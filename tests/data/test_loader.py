@@ -22,7 +22,7 @@ def loader(pair, **kwargs):
     return Loader(*pair, **{"batch_size": 10, "seed": 1, "device": "cpu"} | kwargs)
 
 
-def test_every_image_comes_once_an_epoch_and_the_short_last_batch_is_kept(pair):
+def test_an_epoch_has_every_image_once_and_a_smaller_last_batch(pair):
     batches = [loader(pair).batch(0, step) for step in range(loader(pair).steps)]
     assert [len(batch.index) for batch in batches] == [10, 10, 10, 10, 10, 3]
     assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == list(range(N))
@@ -37,7 +37,7 @@ def test_pixels_labels_and_numbers_belong_together(pair):
     assert batch.images.dtype == torch.float32
 
 
-def test_any_step_can_be_asked_for_at_any_time(pair):
+def test_batches_do_not_depend_on_earlier_calls(pair):
     straight = loader(pair)
     seen = {(epoch, step): straight.batch(epoch, step).index for epoch in range(3) for step in range(straight.steps)}
     fresh = loader(pair)
@@ -45,7 +45,7 @@ def test_any_step_can_be_asked_for_at_any_time(pair):
         assert torch.equal(fresh.batch(*key).index, seen[key])
 
 
-def test_order_depends_on_seed_and_epoch_alone(pair):
+def test_the_order_depends_only_on_seed_and_epoch(pair):
     order = loader(pair).order(0)
     torch.manual_seed(99)
     assert torch.equal(loader(pair, batch_size=7).order(0), order)
@@ -54,41 +54,34 @@ def test_order_depends_on_seed_and_epoch_alone(pair):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_ranks_slices_put_together_are_the_global_batch(pair, size):
-    alone = loader(pair)
+def test_the_slices_of_all_ranks_are_the_global_batch(pair, size):
+    single = loader(pair)
     ranks = [loader(pair, world=World(rank, size)) for rank in range(size)]
-    for step in range(alone.steps):
+    for step in range(single.steps):
         shares = [rank.batch(1, step) for rank in ranks]
-        whole = alone.batch(1, step)
-        if len(whole.index) < size:  # too few for a share each: everyone has all
+        whole = single.batch(1, step)
+        if len(whole.index) < size:  # too few for a slice each: every rank has all
             assert all(torch.equal(share.index, whole.index) for share in shares)
             continue
         assert torch.equal(torch.cat([share.index for share in shares]), whole.index)
         assert torch.equal(torch.cat([share.images for share in shares]), whole.images)
-        assert alone.global_size(step) == len(whole.index)
+        assert single.global_size(step) == len(whole.index)
 
 
-def test_the_global_generator_is_not_touched(pair):
-    before = torch.get_rng_state()
-    loader(pair).batch(0, 0)
-    split_holdout(100, 10, 0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_levels_become_k_over_255():
+def test_pixel_level_k_becomes_k_over_255():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     assert as_float(levels).flatten().tolist() == [torch.tensor(k / 255).item() for k in range(256)]
     assert levels.flatten().tolist() == list(range(256))
 
 
-def test_nothing_to_batch_is_the_users_mistake(pair):
+def test_empty_batches_are_user_errors(pair):
     with pytest.raises(UserError, match="batches of 0"):
         loader(pair, batch_size=0)
     with pytest.raises(UserError, match="from 0 images"):
         loader((pair[0][:0], pair[1][:0]))
 
 
-def test_holdout_is_disjoint_sorted_complete_and_fixed_by_the_seed():
+def test_a_holdout_is_disjoint_sorted_and_determined_by_the_seed():
     train, held = split_holdout(1000, 128, 7)
     assert len(held) == 128
     assert sorted(train.tolist() + held.tolist()) == list(range(1000))
@@ -98,7 +91,7 @@ def test_holdout_is_disjoint_sorted_complete_and_fixed_by_the_seed():
     assert not torch.equal(split_holdout(1000, 128, 8)[1], held)
 
 
-def test_holding_out_none_keeps_all_and_holding_out_all_is_refused():
+def test_a_holdout_of_nothing_is_allowed_and_of_everything_is_refused():
     train, held = split_holdout(10, 0, 0)
     assert train.tolist() == list(range(10))
     assert len(held) == 0
@@ -107,14 +100,7 @@ def test_holding_out_none_keeps_all_and_holding_out_all_is_refused():
             split_holdout(10, bad, 0)
 
 
-def test_pixels_that_are_floats_already_are_not_divided_in_place():
-    images = torch.full((1, 3, 2, 2), 0.5)
-    with pytest.raises(AssertionError, match="float32"):
-        as_float(images)
-    assert images.eq(0.5).all()
-
-
-# -- images that stay where they are
+# -- mapped files
 
 
 @pytest.fixture
@@ -123,13 +109,7 @@ def mapped(pair, tmp_path):
     return torch.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="c")), pair[1]
 
 
-def test_a_mapped_file_is_not_copied(pair, mapped):
-    held = loader(mapped)
-    assert held._images.data_ptr() == mapped[0].data_ptr()
-    assert torch.equal(held.batch(1, 2).images, loader(pair).batch(1, 2).images)
-
-
-def test_some_rows_give_what_a_copy_of_them_would(pair, mapped):
+def test_rows_of_a_mapped_file_equal_a_copy_of_these_rows(pair, mapped):
     rows = torch.tensor([50, 3, 7, 8, 9, 20, 21, 22, 23, 40, 41])
     copied, chosen = loader((pair[0][rows], pair[1][rows])), loader(mapped, rows=rows)
     assert len(chosen) == len(copied) == 11
@@ -144,7 +124,7 @@ def test_some_rows_give_what_a_copy_of_them_would(pair, mapped):
     assert labels.tolist() == pair[1][[50, 41]].tolist()
 
 
-def test_batches_gathered_ahead_are_the_same_ones_in_any_order(pair):
+def test_batches_gathered_by_the_thread_are_the_same(pair):
     plain, ahead = loader(pair), loader(pair)
     with ThreadPoolExecutor(1) as thread:
         ahead._thread = thread  # as for images that do not fit on a GPU
@@ -154,7 +134,7 @@ def test_batches_gathered_ahead_are_the_same_ones_in_any_order(pair):
             assert torch.equal(a.index, b.index)
 
 
-def test_images_that_fit_are_moved_piece_by_piece(pair, mapped, monkeypatch):
+def test_images_are_copied_to_the_device_in_pieces(pair, mapped, monkeypatch):
     monkeypatch.setattr(data_loader, "PIECE", 4)
     rows = torch.arange(2, 30)
     assert torch.equal(data_loader._copied(mapped[0], rows, torch.device("cpu")), pair[0][rows])

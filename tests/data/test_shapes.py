@@ -6,7 +6,6 @@ import torch
 
 from pixelpart import data
 from pixelpart.data import shapes
-from pixelpart.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +23,14 @@ def train():
     return data.load("shapes", split="train")
 
 
-def test_the_bits_are_those_of_every_other_machine(scenes):
-    """A changed picture changes every figure measured on this set: then the pinned hash has to change with them."""
+def test_the_bits_are_the_same_on_every_machine(scenes):
+    """Another hash means that all results on this data set have to be measured again."""
     pictures, masks, labels = scenes
     found = hashlib.sha256(pictures.tobytes() + masks.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
     assert found[:16] == "8fadc23a279bd39c"
 
 
-def test_the_same_bits_on_every_call_and_no_touch_on_global_generators(scenes):
+def test_global_generators_are_untouched(scenes):
     torch.manual_seed(1)
     np.random.seed(1)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -49,11 +48,11 @@ def test_shapes_types_and_balance(split, train, scenes):
     n = shapes.COUNTS[split]
     assert (images.dtype, tuple(images.shape)) == (torch.uint8, (n, 3, 32, 32))
     assert labels.bincount().tolist() == [n // 10] * 10
-    assert labels[:200].bincount(minlength=10).min() > 5  # in no order of class
+    assert labels[:200].bincount(minlength=10).min() > 5  # not sorted by class
     data.check_images(images, labels, 10, shape=(3, 32, 32))
 
 
-def test_mean_and_deviation_are_those_that_models_are_told(train):
+def test_mean_and_std_are_those_of_the_training_images(train):
     pixels = train[0].permute(1, 0, 2, 3).flatten(1)
     for channel, mean, std in zip(pixels, shapes.MEAN, shapes.STD, strict=True):
         count = torch.bincount(channel, minlength=256).double() / channel.numel()
@@ -62,15 +61,9 @@ def test_mean_and_deviation_are_those_that_models_are_told(train):
         assert float(count @ (level - mean) ** 2) ** 0.5 == pytest.approx(std, abs=5e-4)
 
 
-def test_no_image_is_in_both_splits(train, scenes):
-    first, second = ({image.tobytes() for image in images} for images in (train[0].numpy(), scenes[0]))
-    assert (len(first), len(second)) == (6000, 2000)
-    assert not first & second
-
-
 @pytest.mark.parametrize(("pointed", "reach"), [(False, 1), (True, 3)])
-def test_outside_the_mask_the_picture_is_the_empty_scene_but_for_a_soft_edge(scenes, empty, pointed, reach):
-    """A pixel wide; a point that is thinner than a pixel fades over three."""
+def test_outside_the_mask_only_a_soft_edge_differs_from_the_empty_scene(scenes, empty, pointed, reach):
+    """The edge is a pixel wide; points thinner than a pixel fade over three."""
     pictures, masks, labels = scenes
     some = np.isin(labels, [shapes.CLASSES.index(name) for name in ("crescent", "triangle", "star")]) == pointed
     mask = torch.from_numpy(masks[some]).float()[:, None]
@@ -78,19 +71,13 @@ def test_outside_the_mask_the_picture_is_the_empty_scene_but_for_a_soft_edge(sce
     assert not (pictures != empty)[some].any(axis=1)[~near].any()
 
 
-def test_under_the_mask_the_object_stands_off_the_scene(scenes, empty):
-    """Nine object pixels in ten differ by more than the budget of 8 levels, in every image by a large share."""
+def test_inside_the_mask_most_pixels_differ_by_more_than_eps(scenes, empty):
+    """Nine of ten object pixels differ by more than 8 levels, and at least half of them in every image."""
     pictures, masks, _ = scenes
-    stands_off = np.abs(pictures.astype(int) - empty).max(axis=1) > 8
-    share = (stands_off & masks).sum((1, 2)) / masks.sum((1, 2))
+    differs = np.abs(pictures.astype(int) - empty).max(axis=1) > 8
+    share = (differs & masks).sum((1, 2)) / masks.sum((1, 2))
     assert share.mean() > 0.9
     assert share.min() > 0.5
-
-
-def test_every_object_is_in_the_picture_and_leaves_room_for_clutter(scenes):
-    area = scenes[1].mean((1, 2))
-    assert area.min() > 0.05
-    assert area.max() < 0.5
 
 
 @pytest.mark.parametrize(
@@ -104,7 +91,7 @@ def test_every_object_is_in_the_picture_and_leaves_room_for_clutter(scenes):
         ("star", 5 * 3.7**2 * np.tan(np.pi / 5) * (1 + np.tan(np.pi / 5) * np.tan(2 * np.pi / 5))),
     ],
 )
-def test_outlines_have_the_area_that_geometry_gives_them(name, area):
+def test_outlines_have_the_area_of_the_geometric_shape(name, area):
     outline, _ = shapes._KINDS[shapes.CLASSES.index(name)]
     axis = np.linspace(-16, 16, 801, dtype=np.float32)
     u, v = np.meshgrid(axis, axis)
@@ -112,14 +99,9 @@ def test_outlines_have_the_area_that_geometry_gives_them(name, area):
 
 
 def test_textures_by_hand():
-    """Period 8: two-pixel-wide bands' middles at 0 and 4; checks change sign along either axis, dots need both."""
+    """Period 8: the centres of bands are at 0 and 4; checks change sign along both axes, dots need both."""
     u, v = np.meshgrid(np.float32([0, 4]), np.float32([0, 4]), indexing="ij")
     period = np.float32(8)
     assert shapes._stripes(u, v, period).tolist() == [[1, 1], [-1, -1]]
     assert shapes._checks(u, v, period).tolist() == [[1, -1], [-1, 1]]
     assert shapes._dots(u, v, period).tolist() == [[1, -1], [-1, -1]]
-
-
-def test_an_unknown_split_names_the_choices():
-    with pytest.raises(UserError, match="unknown split 'val'; choose from test, train"):
-        data.load("shapes", split="val")

@@ -1,4 +1,4 @@
-"""A set of the user's own code: run when its user names it, and never because a file does."""
+"""Data sets of user code: run when the caller names them, never because a file does."""
 
 import sys
 import textwrap
@@ -31,17 +31,8 @@ GOOD = """
     def from_one(split):
         return np.zeros((6, 3, 16, 16), np.uint8), 1 + np.arange(6) % 3
 
-    def with_a_gap(split):
-        return np.zeros((6, 3, 16, 16), np.uint8), 2 * (np.arange(6) % 3)
-
     def far_apart(split):
         return np.zeros((6, 3, 16, 16), np.uint8), 10**15 * (np.arange(6) % 3)
-
-    def complex_labels(split):
-        return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3 + 0j
-
-    def narrow(split):
-        return np.zeros((6, 3, 16, 16), np.uint8), (np.arange(6) % 3).astype(np.uint16)
 
     def fractions(split):
         return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3 / 2
@@ -62,7 +53,7 @@ def _module(tmp_path, monkeypatch):
     sys.modules.pop("own_data", None)
 
 
-def test_a_named_function_is_a_set(capsys):
+def test_a_function_named_by_the_caller_is_a_data_set(capsys):
     assert data.use("own_data:pictures") == "own_data:pictures"
     images, labels = data.load("own_data:pictures", split="test")
     assert images.shape == (10, 3, 16, 16)
@@ -74,14 +65,10 @@ def test_a_named_function_is_a_set(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_labels_may_be_of_any_whole_type():
-    assert data.load(data.use("own_data:narrow"))[1].tolist() == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_name_that_nobody_gave_runs_nothing():
-    for ask in (data.find, data.load, data.verify):
+def test_user_code_is_never_run_without_use():
+    for function in (data.find, data.load, data.verify):
         with pytest.raises(UserError, match=r"is user code and is never loaded from a config; pass --data"):
-            ask("own_data:pictures")
+            function("own_data:pictures")
     assert "own_data" not in sys.modules
 
 
@@ -92,9 +79,7 @@ def test_a_name_that_nobody_gave_runs_nothing():
         ("own_data:mismatched", r"returns labels int64 \(4,\); 5 images need \(5,\)"),
         ("own_data:fractions", r"returns labels float64 \(6,\); 6 images need \(6,\), integers"),
         ("own_data:from_one", "no training image has label 0"),
-        ("own_data:with_a_gap", "no training image has label 1"),
         ("own_data:far_apart", "no training image has label 1"),
-        ("own_data:complex_labels", r"returns labels complex128 \(6,\)"),
         ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
         ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
         ("own_data:number", "is a int; name a function"),
@@ -103,12 +88,12 @@ def test_a_name_that_nobody_gave_runs_nothing():
         ("own data", "unknown data set"),
     ],
 )
-def test_mistakes_are_one_line(name, message):
+def test_mistakes_are_errors_of_one_line(name, message):
     with pytest.raises(UserError, match=message):
         data.load(data.use(name))
 
 
-def test_a_mapped_file_that_cannot_be_written_gives_no_warning(tmp_path, recwarn, monkeypatch):
+def test_a_read_only_array_gives_no_warning(tmp_path, recwarn, monkeypatch):
     np.save(tmp_path / "x.npy", np.zeros((4, 3, 8, 8), np.uint8))
     x = np.load(tmp_path / "x.npy", mmap_mode="r")
     monkeypatch.setattr(usercode, "call", lambda name, split: (x, [0, 1, 0, 1]))

@@ -173,8 +173,8 @@ def test_the_batches_of_two_processes_make_up_that_of_one(kind):
         loader = loader_of(13, plan, world)
         for step in range(loader.steps):
             batch = step_batch(plan.config, plan.main, loader, None, epoch=3, step=step)
-            targets = augment.mixed(batch.augmentation, torch.eye(10)[batch.labels], (32, 32))
-            yield augment.picture(batch.augmentation, batch.images), targets, batch.noise
+            targets = augment.mix_labels(batch.augmentation, torch.eye(10)[batch.labels], (32, 32))
+            yield augment.apply_to_images(batch.augmentation, batch.images), targets, batch.noise
 
     for alone, first, second in zip(batches(World()), batches(World(0, 2)), batches(World(1, 2)), strict=True):
         for whole, *parts in zip(alone, first, second, strict=True):

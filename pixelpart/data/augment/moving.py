@@ -11,7 +11,7 @@ from pixelpart.types import Images, Probabilities
 Places = Int64[Tensor, "b #h #w"]
 
 
-def picture(params: Params, images: Images) -> Images:
+def apply_to_images(params: Params, images: Images) -> Images:
     """The augmented images: recoloured, then moved."""
     return apply(params, images if params.colour is None else recolour(params.colour, images))
 
@@ -31,31 +31,33 @@ def apply(params: Params, tensor: Shaped[Tensor, "b c h w"], *, fill: float = 0.
     if params.warp is None:
         outside = (row < 0) | (row >= h) | ((column < 0) | (column >= w))
     else:
-        row, column, outside = warped(params.warp, row, column, (h, w))
+        row, column, outside = warp_positions(params.warp, row, column, (h, w))
     if params.erase is not None:
-        outside = outside | inside(params.erase, (h, w))
+        outside = outside | inside_box(params.erase, (h, w))
     source = row.clamp(0, h - 1) * w + column.clamp(0, w - 1)
     moved = tensor.flatten(2).gather(2, source.flatten(1)[:, None].expand(b, c, h * w)).view(b, c, h, w)
     moved = moved.masked_fill(outside[:, None], fill)
     if params.mix is None:
         return moved
-    return torch.where(inside(params.mix.box, (h, w))[:, None], moved[partner(params.mix)], moved)
+    return torch.where(inside_box(params.mix.box, (h, w))[:, None], moved[partner_rows(params.mix)], moved)
 
 
-def warped(
+def warp_positions(
     warp: Warp, row: Places, column: Places, size: tuple[int, int]
 ) -> tuple[Places, Places, Bool[Tensor, "b h w"]]:
-    """The source row and column of each pixel, rounded, and whether it was cut off or lies outside the image."""
+    """The source row and column of each pixel, rounded, and whether it was cut off or is outside the image."""
     h, w = size
     y, x = row - (h - 1) / 2, column - (w - 1) / 2
     matrix = warp.matrix[..., None, None]
-    row, above = shifted(matrix[:, 0, 0] * y + matrix[:, 0, 1] * x + (h - 1) / 2, warp, 0, h)
-    column, beside = shifted(matrix[:, 1, 0] * y + matrix[:, 1, 1] * x + (w - 1) / 2, warp, 1, w)
-    return row, column, above | beside
+    row, above = shift_lines(matrix[:, 0, 0] * y + matrix[:, 0, 1] * x + (h - 1) / 2, warp, 0, h)
+    column, sideways = shift_lines(matrix[:, 1, 0] * y + matrix[:, 1, 1] * x + (w - 1) / 2, warp, 1, w)
+    return row, column, above | sideways
 
 
-def shifted(place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int) -> tuple[Places, Bool[Tensor, "b h w"]]:
-    """The source line of each line of the result, and whether it was cut off or lies outside the image."""
+def shift_lines(
+    place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int
+) -> tuple[Places, Bool[Tensor, "b h w"]]:
+    """The source line of each line of the result, and whether it was cut off or is outside the image."""
     cut, taken, put = (share[:, axis, None, None] for share in (warp.cut, warp.taken, warp.put))
     lines = (cut * length).round()
     first, gap = (taken * (lines + 1)).floor(), (put * (lines + 1)).floor()
@@ -63,7 +65,7 @@ def shifted(place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int) -
     return line.long(), (line < first) | (line >= first + length - lines)
 
 
-def inside(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
+def inside_box(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
     """Whether the centre of each pixel is in the box."""
     h, w = size
     row, column = torch.arange(h, device=box.y.device), torch.arange(w, device=box.y.device)
@@ -72,20 +74,20 @@ def inside(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
     return rows[:, :, None] & columns[:, None, :]
 
 
-def partner(mix: Mix) -> Int64[Tensor, " b"]:
+def partner_rows(mix: Mix) -> Int64[Tensor, " b"]:
     """The batch row of the image that each is mixed with; its own row if the partner is not in this batch."""
     n = len(mix.step)
     return (torch.arange(n, device=mix.step.device) + mix.step).clamp(0, n - 1)
 
 
-def kept(mix: Mix, size: tuple[int, int]) -> Float[Tensor, " b"]:
+def kept_share(mix: Mix, size: tuple[int, int]) -> Float[Tensor, " b"]:
     """The share of pixels that are still the image's own."""
-    return 1 - inside(mix.box, size).float().mean((1, 2))
+    return 1 - inside_box(mix.box, size).float().mean((1, 2))
 
 
-def mixed(params: Params, y: Probabilities, size: tuple[int, int]) -> Probabilities:
+def mix_labels(params: Params, y: Probabilities, size: tuple[int, int]) -> Probabilities:
     """Labels of the augmented images: kept y + (1 - kept) y of the partner (Yun et al. 2019); y without mixing."""
     if params.mix is None:
         return y
-    share = kept(params.mix, size).to(y.dtype)[:, None]
-    return share * y + (1 - share) * y[partner(params.mix)]
+    share = kept_share(params.mix, size).to(y.dtype)[:, None]
+    return share * y + (1 - share) * y[partner_rows(params.mix)]

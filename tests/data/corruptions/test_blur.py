@@ -6,7 +6,7 @@ import math
 import numpy as np
 from scipy import ndimage
 
-from corrupting import again, close, constants, levels, photos, smeared, to_edge
+from corrupting import clamp_index, close, constants, draws_of, levels, motion_blurred, photos
 from pixelpart.data.corruptions import corrupt, filters
 
 
@@ -29,7 +29,7 @@ def test_gaussian_blur_is_the_sum_over_a_bell():
     x, sigma = photos(1, 12, 9), 0.7
     taps = np.exp(-(np.arange(-3, 4) ** 2) / (2 * sigma**2))
     kernel = np.outer(taps, taps) / taps.sum() ** 2
-    expected = [blurred(channel / 255, kernel, to_edge) * 255 for channel in x[0].numpy()]
+    expected = [blurred(channel / 255, kernel, clamp_index) * 255 for channel in x[0].numpy()]
     assert close(levels("gaussian_blur", 3, x)[0], np.stack(expected))
 
 
@@ -46,7 +46,7 @@ def test_defocus_blur_is_the_sum_over_a_soft_disk():
 
 def test_glass_blur_copies_pixels_in_the_order_of_the_reference():
     x, (sigma, rounds) = photos(2), constants("glass_blur", 5)
-    draw = again("glass_blur", 5, 2)
+    draw = draws_of("glass_blur", 5, 2)
     steps = [draw.integers(2, 2, 32, 32) for _ in range(rounds)]
     for n, image in enumerate(x.numpy()):
         bell = lambda one: ndimage.gaussian_filter(one / 255, (0, sigma, sigma), mode="nearest")  # noqa: E731
@@ -58,16 +58,16 @@ def test_glass_blur_copies_pixels_in_the_order_of_the_reference():
 
 def test_motion_blur_is_a_sum_along_a_line():
     x = photos(3, 9, 12)
-    angles = again("motion_blur", 1, 3).uniform(low=-45, high=45)
+    angles = draws_of("motion_blur", 1, 3).uniform(low=-45, high=45)
     assert (abs(angles) <= 45).all()
     y = corrupt(x, "motion_blur", 1)
     for image, found, angle in zip(x.numpy(), y, angles, strict=True):
-        expected = np.stack([smeared(channel, angle, 6, 1) for channel in image])
+        expected = np.stack([motion_blurred(channel, angle, 6, 1) for channel in image])
         assert np.array_equal(found, np.floor(expected + 1 / 514))  # rounded in 16 bits, cut in 8
 
 
 def test_motion_by_hand():
-    """A point is smeared to the left of itself when the blur looks to the right."""
+    """A point is motion_blurred to the left of itself when the blur looks to the right."""
     point = np.zeros((1, 1, 1, 8), np.uint8)
     point[..., 5] = 255
     k = np.exp(-(np.arange(5) ** 2) / 2)

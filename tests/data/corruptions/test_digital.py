@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from scipy import ndimage
 
-from corrupting import again, close, constants, levels, photos
+from corrupting import close, constants, draws_of, levels, photos
 from pixelpart.data.corruptions import corrupt, digital
 
 
@@ -61,7 +61,7 @@ def test_large_pixels_are_means_of_the_pixels_whose_middle_they_cover():
 
 def test_elastic_transform_is_an_affine_map_and_then_small_shifts():
     x, (amplitude, sigma, move) = photos(2), constants("elastic_transform", 3)
-    draw = again("elastic_transform", 3, 2)
+    draw = draws_of("elastic_transform", 3, 2)
     corners = np.array([[26.0, 26], [26, 6], [6, 6]])
     moved = corners + draw.uniform(3, 2, low=-move, high=move)
     shifts = [draw.uniform(32, 32, low=-1, high=1) for _ in range(2)]
@@ -82,7 +82,7 @@ def test_elastic_transform_is_an_affine_map_and_then_small_shifts():
 
 def test_no_move_and_no_shift_is_no_change():
     x = photos(2).numpy()
-    assert close(digital.elastic_transform(x, (0, 0, 0), again("elastic_transform", 1, 2)), x)
+    assert close(digital.elastic_transform(x, (0, 0, 0), draws_of("elastic_transform", 1, 2)), x)
 
 
 def test_an_affine_map_is_that_of_opencv():

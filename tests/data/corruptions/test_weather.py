@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from corrupting import again, close, constants, levels, photos, smeared
+from corrupting import close, constants, draws_of, levels, motion_blurred, photos
 from pixelpart.data.corruptions import corrupt, spatter, weather
 from pixelpart.data.corruptions import frost as frosting
 
@@ -17,7 +17,7 @@ from pixelpart.data.corruptions import frost as frosting
 def test_plasma_is_diamonds_and_squares():
     """Every point that a step adds is the mean of the four around it, on a torus, plus noise."""
     size, decay = 8, 2.0
-    draw, cloud = again("fog", 1, 1), np.zeros((size, size))
+    draw, cloud = draws_of("fog", 1, 1), np.zeros((size, size))
     step, rough = size, 100.0
     while step >= 2:
         half = step // 2
@@ -32,13 +32,13 @@ def test_plasma_is_diamonds_and_squares():
             around = [(-half, 0), (half, 0), (0, -half), (0, half)]
         step, rough = half, rough / decay
     expected = (cloud - cloud.min()) / (cloud.max() - cloud.min())
-    assert np.allclose(weather.plasma(size, decay, again("fog", 1, 1))[0], expected, atol=1e-9)
+    assert np.allclose(weather.plasma(size, decay, draws_of("fog", 1, 1))[0], expected, atol=1e-9)
 
 
 def test_fog_keeps_the_brightest_value():
     x = photos(2)
     thickness, decay = constants("fog", 4)
-    cloud = weather.plasma(32, decay, again("fog", 4, 2))[:, None]
+    cloud = weather.plasma(32, decay, draws_of("fog", 4, 2))[:, None]
     top = x.numpy().max((1, 2, 3), keepdims=True) / 255
     expected = (x.numpy() / 255 + thickness * cloud) * top / (top + thickness) * 255
     assert close(levels("fog", 4, x), expected)
@@ -47,11 +47,11 @@ def test_fog_keeps_the_brightest_value():
 def test_snow_is_two_layers_of_flakes_over_a_paler_image():
     x = photos(1)
     mean, deviation, grown, threshold, radius, sigma, kept = constants("snow", 4)
-    draw = again("snow", 4, 1)
+    draw = draws_of("snow", 4, 1)
     flakes = ndimage.zoom((mean + deviation * draw.normal(32, 32)[0])[8:23, 8:23], grown, order=1)[1:33, 1:33]
     level = np.floor(np.clip(np.where(flakes < threshold, 0, flakes), 0, 1) * 255)
     angle = draw.uniform(low=-135, high=-45)[0]
-    layer = np.floor(smeared(level, angle, radius, sigma) + 1 / 514) / 255
+    layer = np.floor(motion_blurred(level, angle, radius, sigma) + 1 / 514) / 255
     bright = x[0].numpy() / 255
     grey = np.tensordot([0.299, 0.587, 0.114], bright, 1)
     pale = kept * bright + (1 - kept) * np.maximum(bright, 1.5 * grey + 0.5)
@@ -64,7 +64,7 @@ def test_frost_is_cut_from_the_pictures_at_a_fifth_of_their_size():
     picture = np.full((300, 400, 3), 250, np.uint8)
     picture[2::5, 2::5] = np.stack([rows, columns, rows], 2)  # what OpenCV's resize by 0.2 takes
     black = torch.zeros(50, 3, 32, 32, dtype=torch.uint8)
-    ice = frosting.cropped_frost(32, 32, [picture], again("frost", 1, 50))
+    ice = frosting.cropped_frost(32, 32, [picture], draws_of("frost", 1, 50))
     assert np.array_equal(corrupt(black, "frost", 1, frost=[picture]), np.floor(0.2 * ice))
     top, left = ice[:, 0, 0, 0], ice[:, 1, 0, 0]
     assert np.array_equal(ice[:, 0] - top[:, None, None], np.mgrid[:32, :32][0] * np.ones((50, 1, 1)))
@@ -76,8 +76,8 @@ def test_frost_is_cut_from_the_pictures_at_a_fifth_of_their_size():
 
 
 def test_generated_frost_has_the_colours_of_the_pictures():
-    ice = frosting.generated_frost(32, 32, again("frost", 1, 400))
-    which = again("frost", 1, 400).integers(len(frosting.KINDS))
+    ice = frosting.generated_frost(32, 32, draws_of("frost", 1, 400))
+    which = draws_of("frost", 1, 400).integers(len(frosting.KINDS))
     for kind, (mean, deviation, _) in enumerate(frosting.KINDS):
         some = ice[which == kind]
         assert np.allclose(some.mean((0, 2, 3)), mean, atol=2)
@@ -157,7 +157,7 @@ def test_water_brightens_and_mud_covers():
 
 def test_mud_pixel_by_pixel():
     x, (mean, deviation, sigma, threshold, strength, _) = photos(1), constants("spatter", 4)
-    z = again("spatter", 4, 1).normal(32, 32)[0]
+    z = draws_of("spatter", 4, 1).normal(32, 32)[0]
     liquid = ndimage.gaussian_filter(mean + deviation * z, sigma, mode="nearest")
     there = ndimage.gaussian_filter((liquid > threshold).astype(float), strength, mode="nearest")
     there = np.where(there < 0.8, 0, there)
@@ -167,5 +167,5 @@ def test_mud_pixel_by_pixel():
 
 def test_an_image_without_drops_stays_as_it_is():
     x = photos(2).numpy()
-    dry = spatter.spatter(x, (0.1, 0.0, 0.7, 0.7, 0.5, 0), again("spatter", 1, 2))
+    dry = spatter.spatter(x, (0.1, 0.0, 0.7, 0.7, 0.5, 0), draws_of("spatter", 1, 2))
     assert np.allclose(dry, x, atol=1e-3)
