@@ -1,4 +1,4 @@
-"""What attacks maximise and objectives are made of: one number per sample, larger is worse for the model."""
+"""Losses per sample, for attacks and objectives: the larger, the worse for the model."""
 
 from collections.abc import Callable
 
@@ -16,18 +16,18 @@ def ce(logits: Logits, y: Targets) -> PerSample:
 
 
 def kl(logits: Logits, clean_logits: Logits) -> PerSample:
-    """How far the prediction has moved from the clean one: sum_k p_clean,k (log p_clean,k - log p_k)."""
+    """KL(p_clean || p) = sum_k p_clean,k (log p_clean,k - log p_k)."""
     log_p, log_clean = logits.log_softmax(1), clean_logits.log_softmax(1)
     return (log_clean.exp() * (log_clean - log_p)).sum(1)
 
 
 def margin(logits: Logits, y: Labels) -> PerSample:
-    """By how much the best wrong class leads: max_{k != y} z_k - z_y; negative where the prediction is right."""
+    """max_{k != y} z_k - z_y: negative where the prediction is correct."""
     return without(logits, y).amax(1) - at_class(logits, y)
 
 
 def dlr(logits: Logits, y: Labels) -> PerSample:
-    """Difference of logits ratio: (max_{k != y} z_k - z_y) / (z_1st - z_3rd), negative where the prediction is right.
+    """Difference of logits ratio: (max_{k != y} z_k - z_y) / (z_1st - z_3rd), negative where the prediction is correct.
 
     Unchanged by a shift or a scale of the logits; Croce and Hein 2020, AutoAttack, where the 1e-12 comes from.
     """
@@ -35,6 +35,24 @@ def dlr(logits: Logits, y: Labels) -> PerSample:
         raise UserError(f"the loss dlr needs at least 3 classes, not {logits.shape[1]}; choose ce, kl or margin")
     top = logits.topk(3, dim=1).values
     return margin(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def targeted_margin(logits: Logits, y: Labels, target: Labels) -> PerSample:
+    """z_t - z_y for the target class t."""
+    return at_class(logits, target) - at_class(logits, y)
+
+
+def targeted_dlr(logits: Logits, y: Labels, target: Labels) -> PerSample:
+    """(z_t - z_y) / (z_1st - (z_3rd + z_4th) / 2 + 1e-12) for the target class t; Croce and Hein 2020, AutoAttack.
+
+    With three classes there is no 4th logit, and the denominator is z_1st - z_3rd as in `dlr`. With two classes it
+    would be z_1st - z_2nd and the ratio constant, so the loss is z_t - z_y itself.
+    """
+    lead = targeted_margin(logits, y, target)
+    if logits.shape[1] < 3:
+        return lead
+    top = logits.topk(min(4, logits.shape[1]), dim=1).values
+    return lead / (top[:, 0] - top[:, 2:].mean(1) + 1e-12)
 
 
 def at_class(logits: Logits, y: Labels) -> PerSample:
@@ -49,7 +67,7 @@ def without(logits: Logits, y: Labels) -> Logits:
 
 
 def one_hot(y: Labels, classes: int, *, dtype: torch.dtype = torch.float32) -> Probabilities:
-    """The probabilities that labels stand for: 1 for class y, 0 for the others."""
+    """Probability 1 for class y, 0 for the others."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
 
 
@@ -60,8 +78,8 @@ def likeliest(y: Targets) -> Labels:
 
 def smoothed(y: Targets, smoothing: float, classes: int, *, dtype: torch.dtype = torch.float32) -> Probabilities:
     """Label smoothing (Szegedy et al. 2016): (1 - s) y + s / k."""
-    sure = y if y.is_floating_point() else one_hot(y, classes, dtype=dtype)
-    return (1 - smoothing) * sure + smoothing / classes
+    certain = y if y.is_floating_point() else one_hot(y, classes, dtype=dtype)
+    return (1 - smoothing) * certain + smoothing / classes
 
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]

@@ -55,3 +55,8 @@ def test_command_line_does_not_import_torch_before_it_has_to():
     code = "import sys; from pixelpart.cli.main import main; main(['train', 'shapes-at', '--x']); "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_attacks_are_imported_without_the_kernels():
+    code = "import sys, pixelpart.attacks; sys.exit('pixelpart.kernels' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

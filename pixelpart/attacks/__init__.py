@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pixelpart.attacks.apgd import apgd
-from pixelpart.attacks.autoattack import SEARCHES, TOGETHER, VERSIONS, autoattack
+from pixelpart.attacks.autoattack import COMBINED, SEARCHES, VERSIONS, autoattack
 from pixelpart.attacks.ball import draw_noise, project, start_point
 from pixelpart.attacks.fab import fab
 from pixelpart.attacks.mm3 import mm3
@@ -17,19 +17,19 @@ from pixelpart.attacks.square import square
 
 @dataclass(frozen=True)
 class Attack:
-    """How training and evaluation call one: run(model, x, y, budget, *, step_size, steps, start=..., ascend=...)."""
+    """An attack as training and evaluation call it: run(model, x, y, budget, *, step_size, steps, start, ascend)."""
 
     run: Callable[..., Tensor]
-    starts: int = 1  # start images it takes: one batch, or with more a tensor (starts, b, c, h, w)
-    takes_loss: bool = False  # whether `loss` chooses what it maximises
+    starts: int = 1  # number of start batches; if more than 1, `start` is a tensor (starts, b, c, h, w)
+    takes_loss: bool = False  # whether it has a `loss` argument
 
 
 ATTACKS = {"pgd": Attack(pgd, takes_loss=True), "mma": Attack(mma, starts=3)}
 
 __all__ = [
     "ATTACKS",
+    "COMBINED",
     "SEARCHES",
-    "TOGETHER",
     "VERSIONS",
     "Attack",
     "apgd",

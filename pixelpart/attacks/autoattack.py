@@ -9,11 +9,11 @@ from types import MappingProxyType
 import torch
 
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.attacks.ball import check, seeded
+from pixelpart.attacks.ball import check_attack_inputs, default_generator
 from pixelpart.attacks.batching import BatchOf, Samples, Try, run_tries
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.mm3 import mm3_search
-from pixelpart.attacks.search import Search, is_correct, spread
+from pixelpart.attacks.search import Search, budget_per_sample, is_correct
 from pixelpart.attacks.square import square_search
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.precision import PRECISIONS, ieee_fp32
@@ -34,8 +34,8 @@ SEARCHES: dict[str, Search] = {
     "apgd-t-l1": apgd_search(targets=9, norm="l1"),
 }
 
-# APGD-CE, then APGD-T at what it leaves: apgd, apgd-l2, apgd-l1
-TOGETHER: dict[str, dict[str, Search]] = {
+# APGD-CE, then APGD-T on the samples that it leaves
+COMBINED: dict[str, dict[str, Search]] = {
     f"apgd{norm}": {name: SEARCHES[name] for name in (f"apgd-ce{norm}", f"apgd-t{norm}")} for norm in ("", "-l2", "-l1")
 }
 
@@ -74,12 +74,12 @@ def autoattack(
 
     searches = choose(VERSIONS, version, "version")
     choose(PRECISIONS, search, "search")
-    check(x, budget, step_size=0.0, steps=0)
-    generator = generator or seeded(x)
+    check_attack_inputs(x, budget, step_size=0.0, steps=0)
+    generator = generator or default_generator(x)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    budgets = spread(budget, x)
+    budgets = budget_per_sample(budget, x)
     if slots is not None and slots < 1:
-        raise UserError(f"slots {slots} is not a whole number above 0")
+        raise UserError(f"slots {slots} must be at least 1")
     slots = slots or default_slots(x.device)
     with torch.no_grad(), ieee_fp32(x.device), borrowed(model) as net:
         clean_logits = torch.cat([net(part) for part in x.split(slots)])
@@ -88,7 +88,7 @@ def autoattack(
             raise UserError(f"labels are in [{int(y.min())}, {int(y.max())}]; the model has {classes} classes")
         view, _ = trusted_view(net, x[:slots], search)
         return run_searches(
-            suited(searches, classes),
+            possible_searches(searches, classes),
             view,
             net,
             lambda samples: (x[samples], y[samples], budgets[samples]),
@@ -142,9 +142,9 @@ def run_searches(
     return correct
 
 
-def suited(searches: Mapping[str, Search], classes: int) -> dict[str, Search]:
+def possible_searches(searches: Mapping[str, Search], classes: int) -> dict[str, Search]:
     """The searches that are possible with this many classes."""
-    return {name: search for name, search in searches.items() if search.fewest <= classes}
+    return {name: search for name, search in searches.items() if search.min_classes <= classes}
 
 
 def default_slots(device: torch.device) -> int:

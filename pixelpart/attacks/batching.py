@@ -14,20 +14,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pixelpart import draws
 from pixelpart.attacks.ball import inside
-from pixelpart.attacks.search import Search, State, is_correct, numbered, targets_of, wide
-from pixelpart.draws import keys as keys_of
+from pixelpart.attacks.search import Search, State, is_correct, keys_of_try, per_row, target_classes
 from pixelpart.types import Flags, Images, Labels, Logits, Model
 from pixelpart.view import capture
 
 Say = Callable[[str], None]
 BatchOf = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers -> images, labels and budgets
 
-SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batch sizes with a graph, as fractions of `slots`
-JUDGED = ("x_adv", "margin", "hit", "step")
-WORTH = 150_000  # row-steps that a smaller graph has to save: by estimate, capturing one takes as long
-LOOKS = 20  # times per try at which the host waits for a GPU to see what is settled
-AHEAD = 16  # most steps that a row may leap at once, while there are fewer rows than slots
+GRAPH_SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batch sizes that get a graph, as fractions of `slots`
+GRAPH_COST = 150_000  # row-steps that a smaller graph has to save: by estimate, capturing one takes as long
+CHECKS_PER_TRY = 20  # on a GPU: how often the host waits for the device to see which rows are settled
+MAX_LEAP = 16  # steps that a row may leap at once while there are fewer rows than slots
+OUTCOME = ("x_adv", "margin", "hit", "step")  # what a finished row keeps while the rest of the batch goes on
 
 
 class Try(NamedTuple):
@@ -55,9 +55,9 @@ class Samples:
         rows = torch.tensor([(one.sample, one.number) for one in tries], device=self.clean_logits.device)
         samples, numbers = rows.unbind(1)
         x, y, budget = self.batch_of(samples)
-        target = targets_of(self.clean_logits[samples], y, numbers // search.restarts) if search.targets else y
-        keys = numbered(keys_of(self.seed, f"attack/{tries[0].search}", samples, numbers), numbers, search.restarts)
-        return search.begin(x, y, budget, keys, target)
+        target = target_classes(self.clean_logits[samples], y, numbers // search.restarts) if search.targets else y
+        keys = draws.keys(self.seed, f"attack/{tries[0].search}", samples, numbers)
+        return search.begin(x, y, budget, keys_of_try(keys, numbers, search.restarts), target)
 
     def broken_by(self, x_adv: Images, search: Search, tries: Sequence[Try]) -> Flags:
         """Where the model errs on x_adv and x_adv is inside the budget."""
@@ -73,7 +73,7 @@ def run_tries(
     The search goes through `view`. Where it finds an error, and at the end of a try, `samples` decides.
     """
     broken: set[int] = set()
-    size = _even(len(tries), slots)
+    size = _batch_size(len(tries), slots)
     advance = Stepper(search, view, slots, say)
     waiting = (one for one in tries if one.sample not in broken)
     rows: list[Try] = []
@@ -106,100 +106,97 @@ def run_tries(
 
 
 class Stepper:
-    """A few steps of a search at once: on a GPU from a graph, elsewhere one plain step."""
+    """Takes a state one step further, or on a GPU a few steps, by replaying a CUDA graph."""
 
-    def __init__(self, search: Search, net: Model, slots: int, say: Say) -> None:
-        self.search, self.net, self.slots, self.say = search, net, slots, say
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, State]] = {}
-        self._plain = False
+    def __init__(self, search: Search, view: Model, slots: int, say: Say) -> None:
+        self.search, self.view, self.slots, self.say = search, view, slots, say
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, State]] = {}  # by batch size, with its buffers
+        self._capture_failed = False
 
     def __call__(self, state: State) -> State:
         if not state["x"].is_cuda:
-            return self.search.advance(self.net, state)
-        strides = math.ceil(self.search.steps / LOOKS)
-        if not self._plain:
-            return self._replayed(state, strides)
-        for _ in range(strides):
-            state = self._once(state)
+            return self.search.advance(self.view, state)
+        steps = math.ceil(self.search.steps / CHECKS_PER_TRY)
+        if not self._capture_failed:
+            return self._replay(state, steps)
+        for _ in range(steps):
+            state = self._advance(state)
         return state
 
-    def _once(self, state: State) -> State:
-        """One step or leap on, but for what is judged of a row that is at its end: looks are a few steps apart."""
-        over = state["step"] >= self.search.steps
-        new = self._moved(state)
-        for name in JUDGED:
-            new[name] = torch.where(wide(over, new[name]), state[name], new[name])
+    def _advance(self, state: State) -> State:
+        """One step or leap; a row that has finished keeps its outcome until the host next checks."""
+        finished = state["step"] >= self.search.steps
+        n = self._leap(len(state["step"]))
+        if self.search.leap is None or n == 1:
+            new = self.search.advance(self.view, state)
+        else:
+            new = self.search.leap(self.view, state, n)
+        for name in OUTCOME:
+            new[name] = torch.where(per_row(finished, new[name]), state[name], new[name])
         return new
 
-    def _moved(self, state: State) -> State:
-        ahead = self._ahead(len(state["step"]))
-        if self.search.leap is None or ahead == 1:
-            return self.search.advance(self.net, state)
-        return self.search.leap(self.net, state, ahead)
+    def _leap(self, rows: int) -> int:
+        """The steps to leap at once, so that few rows give the network a full batch."""
+        return min(MAX_LEAP, self.slots // rows) if self.search.leap else 1
 
-    def _ahead(self, rows: int) -> int:
-        """How many steps so many rows may leap at once: the network then has a full batch to work on."""
-        return min(AHEAD, self.slots // rows) if self.search.leap else 1
-
-    def _replayed(self, state: State, strides: int) -> State:
+    def _replay(self, state: State, steps: int) -> State:
         n = len(state["step"])
-        size = self._size(state)
-        ahead = self._ahead(size)
+        size = self._graph_size(state)
+        leap = self._leap(size)
         if size not in self._graphs:
             buffers = {name: _padded(tensor, size) for name, tensor in state.items()}
             try:
-                # timing takes a second or so: it pays for the batches that most of the work is done in
-                with timed_algorithms(size * ahead >= self.slots / 4):
-                    graph, _ = capture.record(lambda: self._advance(buffers))
+                # timing takes about a second, which pays off for the batch sizes that do most of the work
+                with cudnn_benchmark(size * leap >= self.slots / 4):
+                    graph, _ = capture.record(lambda: self._advance_in_place(buffers))
             except RuntimeError as error:
-                self._plain = True
-                first = next(iter(str(error).splitlines()), type(error).__name__)
-                self.say(f"the search cannot be captured as a graph, so it runs plainly: {first}")
+                self._capture_failed = True
+                reason = next(iter(str(error).splitlines()), type(error).__name__)
+                self.say(f"CUDA graph capture of the search failed; it runs without: {reason}")
                 return self(state)
             self._graphs[size] = graph, buffers
         graph, buffers = self._graphs[size]
         for name, tensor in state.items():
             buffers[name][:n].copy_(tensor)
-        for _ in range(math.ceil(strides / ahead)):
+        for _ in range(math.ceil(steps / leap)):
             graph.replay()
         return {name: buffer[:n] for name, buffer in buffers.items()}
 
-    def _size(self, state: State) -> int:
-        """The batch size whose graph is to be replayed: a smaller one than there is has to be worth its making."""
+    def _graph_size(self, state: State) -> int:
+        """The batch size to replay; a graph smaller than an existing one is captured only if it saves GRAPH_COST."""
         n = len(state["step"])
-        least = next(size for share in SIZES if (size := math.ceil(share * self.slots)) >= n)
-        there = min((size for size in self._graphs if size >= n), default=None)
-        if there is None:
-            return least
-        left = self.search.steps - int(state["step"].min())
-        return least if (there - least) * left > WORTH else there
+        smallest = next(size for share in GRAPH_SIZES if (size := math.ceil(share * self.slots)) >= n)
+        existing = min((size for size in self._graphs if size >= n), default=None)
+        if existing is None:
+            return smallest
+        steps_left = self.search.steps - int(state["step"].min())
+        return smallest if (existing - smallest) * steps_left > GRAPH_COST else existing
 
-    def _advance(self, buffers: State) -> None:
-        """The buffers one step on, in place."""
-        new = {name: tensor for name, tensor in self._once(buffers).items() if tensor is not buffers[name]}
-        held = {buffer.data_ptr() for buffer in buffers.values()}
-        # what a search hands on by another name is set aside before it is overwritten
-        new = {name: tensor.clone() if tensor.data_ptr() in held else tensor for name, tensor in new.items()}
+    def _advance_in_place(self, buffers: State) -> None:
+        new = {name: tensor for name, tensor in self._advance(buffers).items() if tensor is not buffers[name]}
+        pointers = {buffer.data_ptr() for buffer in buffers.values()}
+        # a buffer that the search returns under another name is cloned before it is overwritten
+        new = {name: tensor.clone() if tensor.data_ptr() in pointers else tensor for name, tensor in new.items()}
         for name, tensor in new.items():
             buffers[name].copy_(tensor)
 
 
 @contextmanager
-def timed_algorithms(wanted: bool) -> Iterator[None]:
-    """Whether cuDNN times its algorithms for a convolution that it has not met, and keeps the best."""
+def cudnn_benchmark(enabled: bool) -> Iterator[None]:
+    """Sets `torch.backends.cudnn.benchmark` for a while."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = wanted
+    torch.backends.cudnn.benchmark = enabled
     try:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
 
 
-def _even(tries: int, slots: int) -> int:
-    """The least number of rows that needs no more turns than `slots` would: the last turn is then full as well."""
+def _batch_size(tries: int, slots: int) -> int:
+    """The smallest batch that needs no more rounds than `slots` rows would: the last round is then full as well."""
     return max(1, math.ceil(tries / max(1, math.ceil(tries / slots))))
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
-    """A copy with so many rows, the last one repeated."""
+    """A copy with this many rows, the last row repeated."""
     return torch.cat((tensor, tensor[-1:].expand(rows - len(tensor), *tensor.shape[1:])))

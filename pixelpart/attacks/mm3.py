@@ -3,7 +3,7 @@
 import torch
 
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.attacks.search import Search, run
+from pixelpart.attacks.search import Search, run_search
 from pixelpart.types import Budget, Images, Labels, Model
 
 
@@ -12,11 +12,11 @@ def mm3(
 ) -> Images:
     """Of the images Auto-PGD on z_t - z_y visits for the targets t, the one with the largest max_{k != y} z_k - z_y.
 
-    The targets are the three wrong classes with the largest clean logits, or all where there are fewer.
+    The targets are the three wrong classes with the largest clean logits, or all if there are fewer.
     """
-    return run(mm3_search(steps=steps), model, x, y, budget, generator=generator)
+    return run_search(mm3_search(steps=steps), model, x, y, budget, generator=generator)
 
 
 def mm3_search(*, steps: int = 20) -> Search:
-    """MM3 as a search: Auto-PGD on the margin z_t - z_y, not rescaled, one start for each target."""
+    """MM3 as a search: Auto-PGD on the margin z_t - z_y, with one start per target."""
     return apgd_search(loss="margin", steps=steps, targets=3)

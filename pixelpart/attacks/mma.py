@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import begin, check, in_type_of, seeded
-from pixelpart.attacks.pgd import climb
-from pixelpart.losses import SampleLoss, at_class, margin, without
+from pixelpart.attacks.ball import check_attack_inputs, default_generator, first_image, in_dtype_of
+from pixelpart.attacks.pgd import gradient_view, run_steps
+from pixelpart.losses import SampleLoss, margin, targeted_margin, without
 from pixelpart.types import Budget, Images, Labels, Model
 from pixelpart.view.borrow import FrozenView, borrowed
-from pixelpart.view.views import view_in
 
 Starts = Float[Tensor, "targets b c h w"]
 
@@ -32,23 +31,24 @@ def mma(
 ) -> Images:
     """Of the images PGD on z_t - z_y reaches for each target t, the one with the largest margin max_{k != y} z_k - z_y.
 
-    The targets are the wrong classes with the largest clean logits, all of them where there are fewer than `targets`;
-    each has its own random start. A start tensor holds one image batch for all targets, or one for each.
+    The targets are the wrong classes with the largest clean logits, all of them if there are fewer than `targets`. Each
+    has its own random start. A start tensor holds one image batch for all targets, or one for each.
     """
     if isinstance(start, str):
-        generator = generator or seeded(x)  # one for all targets, so that their starts differ
+        generator = generator or default_generator(x)  # shared by all targets, so that their starts differ
     if not isinstance(model, FrozenView):
-        check(x, budget, step_size=step_size, steps=steps)
-    budget = in_type_of(x, budget)
+        check_attack_inputs(x, budget, step_size=step_size, steps=steps)
+    budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
-        net = view_in(net, search, x)
+        net = gradient_view(net, search, x)
         clean = net(x)
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)
         for i, target in enumerate(choices.unbind(1)):
-            this = start[i] if isinstance(start, Tensor) and start.ndim == 5 else start
-            first = begin(x, budget, start=this, generator=generator)
-            x_adv = climb(net, x, y, budget, first, _towards(target), step_size=step_size, steps=steps, ascend=ascend)
+            own_start = start[i] if isinstance(start, Tensor) and start.ndim == 5 else start
+            first = first_image(x, budget, start=own_start, generator=generator)
+            loss_of = _towards(target)
+            x_adv = run_steps(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
             reached = margin(net(x_adv), y)
             better = reached > best_margin
             best = torch.where(better[:, None, None, None], x_adv, best)
@@ -57,5 +57,4 @@ def mma(
 
 
 def _towards(target: Tensor) -> SampleLoss:
-    """The loss z_target - z_y per sample."""
-    return lambda logits, y: at_class(logits, target) - at_class(logits, y)
+    return lambda logits, y: targeted_margin(logits, y, target)

@@ -1,6 +1,6 @@
-"""How Auto-PGD walks in a ball: of l_inf or l2 (Croce and Hein 2020), or of l1 (Croce and Hein 2021, "Mind the box").
+"""Auto-PGD's steps in l_inf and l2 (Croce and Hein 2020) and in l1 (Croce and Hein 2021, "Mind the box").
 
-The budget of an l2 or l1 ball is its radius, one number for each sample, (b, 1, 1, 1); that of l_inf differs by pixel.
+The budget of an l2 or l1 ball is its radius, one number per sample, (b, 1, 1, 1); that of l_inf may differ by pixel.
 """
 
 import itertools
@@ -13,74 +13,69 @@ import torch
 from torch import Tensor
 
 from pixelpart.attacks.ball import inside, project, project_l1, project_l2, unit
-from pixelpart.attacks.search import State
+from pixelpart.attacks.search import State, per_row
 from pixelpart.draws import Keys, hashed, hashed_normal
 from pixelpart.types import Flags, Images, PerSample
 
-MOMENTUM = 0.75  # the share of the new step in a move; the rest is the move before
-RHO = 0.75  # a step is halved unless more than this share of the moves raised the loss
+MOMENTUM = 0.75  # weight of the new step in a move; the rest is the previous move
+RHO = 0.75  # the step is halved unless more than this fraction of the moves raised the loss
 
-# in l1
-WIDER = ((3.0, 0.3), (2.0, 0.3))  # the balls to begin with: radius in budgets, share of the moves
-EVERY = 0.04  # share of a ball's moves from one checkpoint to the next
-THINNER = 1.5  # a step changes so many times fewer pixels than the best point does; it is shortened as much
-SPARSER = 0.95  # share of the changed pixels, below which they count as fewer
-SHORTEST = 0.1  # step, in radii
-STILL = 1e-6  # change of a pixel that is none but for rounding: a cut often takes off just what a step had put on
+# l1
+LARGER_BALLS = ((3.0, 0.3), (2.0, 0.3))  # searched first: radius in budgets, fraction of the moves
+CHECK_EVERY = 0.04  # fraction of a ball's moves between two checkpoints
+SPARSITY_FACTOR = 1.5  # a step changes 1 / 1.5 of the pixels that the best point changes, and is shortened by 1.5
+SPARSER = 0.95  # the best point counts as sparser if it changes less than this fraction of the pixels it did before
+MIN_SCALE = 0.1  # of a step, in radii
+ROUNDING = 1e-6  # smaller changes of a pixel are rounding: a projection often removes exactly what a step added
 
 
 class Geometry(NamedTuple):
-    """What of Auto-PGD depends on the norm."""
+    """The parts of Auto-PGD that depend on the norm."""
 
-    looks: int  # at points: one more than moves, in each ball
-    begin: Callable[[Images, Tensor, Keys], State]  # x, budget, keys: the first point, and what is remembered besides
-    way: Callable[[Images], Images]  # what of a gradient a step is made of
-    check: Callable[[State, PerSample], tuple[Flags, State]]  # who goes back to the best point; what is new in a state
-    move: Callable[[Images, Images, State], State]  # from a point, by a way: the next point, and what goes with it
-    inside: Callable[[State], Flags | None]  # which points may be taken; None: all
+    steps: int  # evaluated points: one more than moves, in each ball
+    begin: Callable[[Images, Tensor, Keys], State]  # x, budget, keys -> the first point and the norm's own entries
+    direction: Callable[[Images], Images]  # gradient -> what a step is made of
+    adapt: Callable[[State, PerSample], tuple[Flags, State]]  # state, loss -> rows that return to `best`, new entries
+    move: Callable[[Images, Images, State], State]  # origin, direction, state -> the next point
+    inside: Callable[[State], Flags | None]  # which points are in the ball; None: all
 
 
 def linf(steps: int) -> Geometry:
-    """Signs of the gradient, steps of 2 budgets at first; every point is inside the box of the budget."""
+    """Steps along the sign of the gradient, of 2 budgets at first; every point is inside the budget."""
     checks = Checkpoints.of(steps)
-    begin, check = partial(_begin_linf, checks), partial(_halve, checks)
-    return Geometry(steps + 1, begin, Tensor.sign, check, _move_linf, lambda state: None)
+    begin, adapt = partial(_begin_linf, checks), partial(_halve_steps, checks)
+    return Geometry(steps + 1, begin, Tensor.sign, adapt, _move_linf, lambda state: None)
 
 
 def l2(steps: int) -> Geometry:
-    """The gradient itself, steps of 2 radii at first."""
+    """Steps along the gradient, of 2 radii at first."""
     checks = Checkpoints.of(steps)
-    begin, check = partial(_begin_l2, checks), partial(_halve, checks)
-    return Geometry(steps + 1, begin, unit, check, _move_l2, partial(_inside, "l2"))
+    begin, adapt = partial(_begin_l2, checks), partial(_halve_steps, checks)
+    return Geometry(steps + 1, begin, unit, adapt, _move_l2, partial(_inside, "l2"))
 
 
 def l1(steps: int) -> Geometry:
-    """Signs of the largest entries of the gradient, steps of one radius at first, in balls that get smaller."""
+    """Steps along the signs of the largest gradient entries, of one radius at first, in balls that get smaller."""
     balls = Balls.of(steps)
-    begin, check, move = partial(_begin_l1, balls), partial(_thin_out, balls), partial(_move_l1, balls)
-    return Geometry(balls.looks, begin, lambda grad: grad, check, move, partial(_inside, "l1"))
+    begin, adapt, move = partial(_begin_l1, balls), partial(_adapt_sparsity, balls), partial(_move_l1, balls)
+    return Geometry(balls.steps, begin, lambda grad: grad, adapt, move, partial(_inside, "l1"))
 
 
 GEOMETRIES: dict[str, Callable[[int], Geometry]] = {"linf": linf, "l2": l2, "l1": l1}
-
-
-def wide(values: Tensor) -> Tensor:
-    """A number for each sample, as one for each of its pixels."""
-    return values[:, None, None, None]
 
 
 def _inside(norm: str, state: State) -> Flags:
     return inside(state["point"], state["x"], state["budget"], norm=norm)
 
 
-# l_inf and l2: momentum, and steps that are halved
+# -- l_inf and l2: momentum, and steps that are halved
 
 
 class Checkpoints(NamedTuple):
-    """After how many moves the step size is looked at: `first`, then each time `shorter` fewer, down to `least`."""
+    """Moves up to a checkpoint: `first`, then each time `decrease` fewer, down to `least`."""
 
     first: int
-    shorter: int
+    decrease: int
     least: int
 
     @classmethod
@@ -90,45 +85,45 @@ class Checkpoints(NamedTuple):
 
 
 def _begin_linf(checks: Checkpoints, x: Images, budget: Tensor, keys: Keys) -> State:
-    """At x + budget * u / max|u|, with u uniform in [-1, 1]."""
+    """Starts at x + budget * u / max|u|, with u uniform in [-1, 1]."""
     u = 2 * hashed(keys, x.shape[1:].numel()).to(x.dtype) - 1
     u = (u / (u.abs().amax(1, keepdim=True) + 1e-12)).view_as(x)
     return _begin_halving(checks, project(x + budget * u, x, budget)) | {
-        "low": project(torch.zeros_like(x), x, budget),  # the ends of the ball, so that a projection is one operation
+        "low": project(torch.zeros_like(x), x, budget),  # the bounds of the ball, so that a projection is one clamp
         "high": project(torch.ones_like(x), x, budget),
     }
 
 
 def _begin_l2(checks: Checkpoints, x: Images, budget: Tensor, keys: Keys) -> State:
-    """At x + budget * t / |t|, with t normal."""
+    """Starts at x + budget * t / |t|, with t normal."""
     t = hashed_normal(keys, x.shape[1:].numel()).to(x.dtype).view_as(x)
     return _begin_halving(checks, project_l2(x + budget * unit(t), x, budget))
 
 
 def _begin_halving(checks: Checkpoints, start: Images) -> State:
-    nothing = start.new_zeros(len(start))
-    count = torch.zeros_like(nothing, dtype=torch.long)
+    zeros = start.new_zeros(len(start))
+    count = torch.zeros_like(zeros, dtype=torch.long)
     return {
-        "point": start,  # to be looked at next
-        "before": start.clone(),  # where the last move began
-        "loss": nothing,  # the reference holds the loss after the first move against 0, not against the start's
+        "point": start,  # to be evaluated next
+        "previous": start.clone(),  # where the last move started
+        "loss": zeros,  # the authors' code compares the loss after the first move with 0, not with the start's
         "rises": count,  # moves since the last checkpoint that raised the loss
-        "checked_loss": nothing - torch.inf,  # best_loss at the last checkpoint; the first one sees progress
+        "checked_loss": zeros - torch.inf,  # best_loss at the last checkpoint; the first checkpoint sees progress
         "halved": torch.zeros_like(count, dtype=torch.bool),  # whether the last checkpoint halved the step
-        "scale": nothing + 2,  # the step size, in budgets
+        "scale": zeros + 2,  # the step size, in budgets
         "window": count + checks.first,  # moves between the last checkpoint and the next
         "due": count + checks.first,  # the step of the next checkpoint
     }
 
 
-def _halve(checks: Checkpoints, state: State, loss: PerSample) -> tuple[Flags, State]:
-    """At a checkpoint, steps are halved where too few moves have raised the loss, and those rows go back."""
+def _halve_steps(checks: Checkpoints, state: State, loss: PerSample) -> tuple[Flags, State]:
+    """At a checkpoint, halves the step where too few moves raised the loss; those rows return to their best point."""
     step, best_loss = state["step"], state["best_loss"]
     rises = state["rises"] + ((loss > state["loss"]) & (step > 0))
     due = step == state["due"]
     stalled = ~state["halved"] & (state["checked_loss"] >= best_loss)
     halve = due & ((rises <= RHO * state["window"]) | stalled)
-    window = torch.where(due, (state["window"] - checks.shorter).clamp(min=checks.least), state["window"])
+    window = torch.where(due, (state["window"] - checks.decrease).clamp(min=checks.least), state["window"])
     return halve, {
         "loss": torch.where(step > 0, loss, state["loss"]),
         "rises": rises.masked_fill(due, 0),
@@ -141,107 +136,107 @@ def _halve(checks: Checkpoints, state: State, loss: PerSample) -> tuple[Flags, S
 
 
 def _move_linf(origin: Images, sign: Images, state: State) -> State:
-    """project(o + share (project(o + scale budget sign) - o) + (1 - MOMENTUM) (o - before)), with o the origin.
+    """project(o + share (project(o + scale budget sign) - o) + (1 - MOMENTUM) (o - previous)), with o the origin.
 
-    At the first move the share is 1, and o is `before`.
+    At the first move the share is 1, and o is `previous`.
     """
     low, high = state["low"], state["high"]
-    reach = torch.addcmul(origin, sign, wide(state["scale"]) * state["budget"]).clamp(low, high)
-    moved = torch.lerp(origin, reach, _share(state))
-    return {"point": moved.add(origin - state["before"], alpha=1 - MOMENTUM).clamp(low, high), "before": origin}
+    reach = torch.addcmul(origin, sign, per_row(state["scale"], origin) * state["budget"]).clamp(low, high)
+    moved = torch.lerp(origin, reach, _step_share(state))
+    return {"point": moved.add(origin - state["previous"], alpha=1 - MOMENTUM).clamp(low, high), "previous": origin}
 
 
-def _move_l2(origin: Images, way: Images, state: State) -> State:
-    """The same, with the gradient's unit vector for its sign."""
+def _move_l2(origin: Images, direction: Images, state: State) -> State:
+    """The same, with the gradient's unit vector instead of its sign."""
     x, budget = state["x"], state["budget"]
-    reach = project_l2(torch.addcmul(origin, way, wide(state["scale"]) * budget), x, budget)
-    moved = torch.lerp(origin, reach, _share(state)).add(origin - state["before"], alpha=1 - MOMENTUM)
-    return {"point": project_l2(moved, x, budget), "before": origin}
+    reach = project_l2(torch.addcmul(origin, direction, per_row(state["scale"], origin) * budget), x, budget)
+    moved = torch.lerp(origin, reach, _step_share(state)).add(origin - state["previous"], alpha=1 - MOMENTUM)
+    return {"point": project_l2(moved, x, budget), "previous": origin}
 
 
-def _share(state: State) -> Tensor:
-    """That of the new step in a move; the first move has none before it."""
-    return wide(torch.ones_like(state["scale"]).masked_fill(state["step"] > 0, MOMENTUM))
+def _step_share(state: State) -> Tensor:
+    """The weight of the new step in a move; the first move has no previous one."""
+    return per_row(torch.ones_like(state["scale"]).masked_fill(state["step"] > 0, MOMENTUM), state["x"])
 
 
-# l1: few pixels at a time, and balls that get smaller
+# -- l1: sparse steps, and balls that get smaller
 
 
 class Balls(NamedTuple):
-    """The balls that are gone through, each from the best point of the one before.
+    """The balls that are searched in turn, each from the best point of the previous ball.
 
-    Of each: the look it begins with, its radius in budgets, and the moves from one checkpoint to the next.
+    For each ball: its first step, its radius in budgets, and the moves between two checkpoints.
     """
 
-    looks: int  # in all
-    begins: tuple[int, ...]
+    steps: int  # in total
+    first_steps: tuple[int, ...]
     radii: tuple[float, ...]
     windows: tuple[int, ...]
 
     @classmethod
     def of(cls, steps: int) -> "Balls":
-        """30 % of the moves at 3 budgets, 30 % at 2, the others at 1, as in AutoAttack; below 3 moves, all at 1."""
-        wider = [(radius, math.ceil(share * steps)) for radius, share in WIDER] if steps > len(WIDER) else []
-        balls = [*wider, (1.0, steps - sum(moves for _, moves in wider))]
-        begins = tuple(itertools.accumulate((moves + 1 for _, moves in balls), initial=0))
-        windows = tuple(max(int(EVERY * moves), 1) for _, moves in balls)
-        return cls(begins[-1], begins[:-1], tuple(radius for radius, _ in balls), windows)
+        """30 % of the moves at 3 budgets, 30 % at 2, the rest at 1, as in AutoAttack; below 3 moves, all at 1."""
+        larger = [(radius, math.ceil(share * steps)) for radius, share in LARGER_BALLS if steps > 2]
+        balls = [*larger, (1.0, steps - sum(moves for _, moves in larger))]
+        first_steps = tuple(itertools.accumulate((moves + 1 for _, moves in balls), initial=0))
+        windows = tuple(max(int(CHECK_EVERY * moves), 1) for _, moves in balls)
+        return cls(first_steps[-1], first_steps[:-1], tuple(radius for radius, _ in balls), windows)
 
     def of_step(self, step: Tensor, values: Sequence[int | float], dtype: torch.dtype = torch.long) -> Tensor:
-        """Of the values, one for each ball, that of the ball in which a step is."""
+        """The value of the ball that a step is in; there is one value per ball."""
         found = torch.full_like(step, values[0], dtype=dtype)
-        for begins, value in zip(self.begins[1:], values[1:], strict=True):
-            found = found.masked_fill(step >= begins, value)
+        for first_step, value in zip(self.first_steps[1:], values[1:], strict=True):
+            found = found.masked_fill(step >= first_step, value)
         return found
 
-    def opens(self, step: Tensor) -> Tensor:
+    def is_first(self, step: Tensor) -> Tensor:
         """Whether a step is the first in its ball."""
-        return step == self.of_step(step, self.begins)
+        return step == self.of_step(step, self.first_steps)
 
 
 def _begin_l1(balls: Balls, x: Images, budget: Tensor, keys: Keys) -> State:
-    """At the projection of x + t, with t normal, onto the first ball."""
+    """Starts at the projection of x + t, with t normal, onto the first ball."""
     t = hashed_normal(keys, x.shape[1:].numel()).to(x.dtype).view_as(x)
     return {
-        "point": project_l1(x + t, x, balls.radii[0] * budget),  # to be looked at next
+        "point": project_l1(x + t, x, balls.radii[0] * budget),  # to be evaluated next
         "scale": x.new_ones(len(x)),  # the step size, in radii
-        "changed": x.new_zeros(len(x)),  # pixels that the best point changed at the last checkpoint
-        "few": x.new_zeros(len(x)),  # the share of the pixels that a step changes
+        "changed": x.new_zeros(len(x)),  # number of pixels that the best point changed at the last checkpoint
+        "density": x.new_zeros(len(x)),  # the fraction of the pixels that a step changes
         "due": torch.zeros_like(keys),  # the step of the next checkpoint
     }
 
 
-def _thin_out(balls: Balls, state: State, _: PerSample) -> tuple[Flags, State]:
-    """At a checkpoint, a step is made to change fewer pixels than the best point does.
+def _adapt_sparsity(balls: Balls, state: State, _: PerSample) -> tuple[Flags, State]:
+    """At a checkpoint, sets the number of pixels that a step changes to 2/3 of those that the best point changes.
 
-    Where that point changes fewer than before, steps have full length again, and those rows go back; elsewhere steps
-    get shorter. At the end of a ball all go back: the best point is projected onto the next one.
+    Where the best point has become sparser, steps get their full length again and the row returns to that point;
+    elsewhere steps get shorter. At the end of a ball all rows return, and are projected onto the next ball.
     """
     step, changed = state["step"], state["changed"]
-    opens, closes = balls.opens(step), balls.opens(step + 1)
+    first, last = balls.is_first(step), balls.is_first(step + 1)
     due = step == state["due"]
-    count = ((state["best"] - state["x"]).abs() > STILL).flatten(1).sum(1).to(changed.dtype)
+    count = ((state["best"] - state["x"]).abs() > ROUNDING).flatten(1).sum(1).to(changed.dtype)
     sparser = due & (count / changed < SPARSER)
-    shorter = torch.where(sparser, 1, state["scale"] / THINNER).clamp(SHORTEST, 1)
-    new = opens | due
-    return sparser | closes, {
-        "scale": torch.where(due, shorter, state["scale"]).masked_fill(opens, 1),
+    scale = torch.where(sparser, 1, state["scale"] / SPARSITY_FACTOR).clamp(MIN_SCALE, 1)
+    new = first | due
+    return sparser | last, {
+        "scale": torch.where(due, scale, state["scale"]).masked_fill(first, 1),
         "changed": torch.where(new, count, changed),
-        "few": torch.where(new, count / state["x"][0].numel() / THINNER, state["few"]),
+        "density": torch.where(new, count / state["x"][0].numel() / SPARSITY_FACTOR, state["density"]),
         "due": torch.where(new, step + balls.of_step(step, balls.windows), state["due"]),
-        "best_loss": state["best_loss"].masked_fill(closes, -torch.inf),
+        "best_loss": state["best_loss"].masked_fill(last, -torch.inf),
     }
 
 
 def _move_l1(balls: Balls, origin: Images, grad: Images, state: State) -> State:
     """project(o + scale radius s / |s|_1), with s the sign of the gradient's largest entries and 0 at the others."""
-    following, size = state["step"] + 1, grad.abs()
+    following, size, budget = state["step"] + 1, grad.abs(), state["budget"]
     pixels = size[0].numel()
-    rank = ((1 - state["few"]) * pixels).clamp(0, pixels - 1).long()
+    rank = ((1 - state["density"]) * pixels).clamp(0, pixels - 1).long()
     least = size.flatten(1).sort(dim=1).values.gather(1, rank[:, None])
-    sign = torch.where(size >= wide(least.squeeze(1)), grad.sign(), 0)
-    scale = state["scale"].masked_fill(balls.opens(following), 0)
-    radius = wide(balls.of_step(following, balls.radii, state["budget"].dtype)) * state["budget"]
+    sign = torch.where(size >= per_row(least, size), grad.sign(), 0)
+    scale = state["scale"].masked_fill(balls.is_first(following), 0)
+    radius = per_row(balls.of_step(following, balls.radii, budget.dtype), budget) * budget
     count = sign.abs().sum((1, 2, 3), keepdim=True)
-    stepped = torch.addcmul(origin, sign, wide(scale) * radius / (count + 1e-10))
+    stepped = torch.addcmul(origin, sign, per_row(scale, origin) * radius / (count + 1e-10))
     return {"point": project_l1(stepped, state["x"], radius)}

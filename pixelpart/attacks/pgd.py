@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import begin, check, in_type_of, project
+from pixelpart.attacks.ball import check_attack_inputs, first_image, in_dtype_of, project
 from pixelpart.errors import choose
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
 from pixelpart.view.borrow import FrozenView, borrowed
-from pixelpart.view.views import view_in
 
 
 def pgd(
@@ -30,24 +29,33 @@ def pgd(
 ) -> Images:
     """Adversarial images after `steps` times x_adv <- project(x_adv + step_size * sign(gradient of the loss)).
 
-    y is what the loss compares the logits with: labels, or for "kl" the clean logits; labels given with "kl" stand for
-    the clean logits, computed here once. `start` is uniform, normal, none, or an image batch to begin from. With
-    `search="bf16"` gradients come from a bf16 view of the model. `ascend` stands in for `signed_step`.
+    y is what the loss compares the logits with: labels, or for "kl" the clean logits; if labels are given with "kl",
+    the clean logits are computed once. `start` is uniform, normal, none, or an image batch to start from. With
+    `search="bf16"` gradients come from a bf16 view of the model. `ascend` replaces `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
-    if not isinstance(model, FrozenView):  # a view is handed in by the training step, which must not wait for it
-        check(x, budget, step_size=step_size, steps=steps)
-    budget = in_type_of(x, budget)
+    if not isinstance(model, FrozenView):  # a view comes from the training step, which must not wait for the device
+        check_attack_inputs(x, budget, step_size=step_size, steps=steps)
+    budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
-        net = view_in(net, search, x)
+        net = gradient_view(net, search, x)
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
-        first = begin(x, budget, start=start, generator=generator)
-        return climb(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
+        first = first_image(x, budget, start=start, generator=generator)
+        return run_steps(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
+
+
+def gradient_view(net: Model, search: str, x: Images) -> Model:
+    """What gradients are taken through in this precision: the model itself, or its bf16 view."""
+    if search == "fp32":
+        return net
+    from pixelpart.view.views import view_in  # late: it imports the kernels
+
+    return view_in(net, search, x)
 
 
 @torch.no_grad()
-def climb(
+def run_steps(
     net: Model,
     x: Images,
     y: Labels | Logits,
@@ -59,7 +67,7 @@ def climb(
     steps: int,
     ascend: Callable[..., Images] | None = None,
 ) -> Images:
-    """What `steps` signed gradient steps on a frozen model make of the image batch `first`."""
+    """The images after `steps` signed gradient steps from `first` on a frozen model."""
     x_adv = first.detach()
     for _ in range(steps):
         x_adv = (ascend or signed_step)(net, x_adv, x, y.detach(), budget, loss_of, step_size)
@@ -88,7 +96,7 @@ def signed_step(
     total_loss: Callable[..., Tensor] = total_loss,
     move: Callable[..., Images] = move,
 ) -> Images:
-    """One step up the loss; its two halves can be handed in compiled."""
+    """One step up the loss; its two halves may be given in compiled form."""
     with torch.enable_grad():
         leaf = x_adv.detach().requires_grad_()
         (grad,) = torch.autograd.grad(total_loss(net, leaf, y, loss_of), leaf)

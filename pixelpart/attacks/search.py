@@ -1,9 +1,9 @@
-"""Attacks that look for an error step by step, each sample on its own, so that samples may come and go.
+"""Attacks as searches: they look for an error step by step, each sample on its own, so that samples may come and go.
 
-A search is two functions on states. A state is a dict of tensors, one row a sample. `begin` makes the rows of new
-samples without asking the model. `advance` takes all rows one step on, each by its own `state["step"]`: samples in one
-batch may be at different steps. It is made of tensor operations alone, without waiting for the device, so that it can
-be captured as a graph.
+A search is two functions on states. A state is a dict of tensors with one row per sample. `begin` makes the rows of new
+samples without calling the model. `advance` takes all rows one step further, each by its own `state["step"]`: rows of
+one batch may be at different steps. It consists of tensor operations only and never waits for the device, so that it
+can be captured as a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pixelpart.attacks.ball import check, seeded
+from pixelpart.attacks.ball import check_attack_inputs, default_generator
 from pixelpart.draws import Keys
 from pixelpart.errors import UserError
 from pixelpart.losses import margin, without
@@ -25,15 +25,14 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Search:
-    """How one is run: `begin(x, y, budget, keys, target)`, then `advance(net, state)` as often as `steps` says.
+    """`begin(x, y, budget, keys, target)`, then `steps` times `advance(model, state)`.
 
     A sample that is not broken is tried again with other keys, `restarts` times for each of the `targets` most likely
-    wrong classes; with 0 targets it aims at none, and `target` is the label. A key tells its restart: see `numbered`.
-    The norm says in which ball it stays: linf, or l2 or l1, whose budget is a radius. With less than `fewest` classes
-    it has nothing to climb.
+    wrong classes; with 0 targets the search is untargeted and `target` is the label. A key contains the number of its
+    restart: see `keys_of_try`. `norm` is linf, or l2 or l1, where the budget is a radius.
 
-    Where most steps change nothing there may be a `leap(net, state, ahead)`: for each row so many steps at once, or as
-    many as it takes to change the image.
+    `leap(model, state, n)` is for searches whose steps rarely change the image: it takes each row up to n steps
+    further, and stops at the first that does.
     """
 
     begin: Callable[[Images, Labels, Tensor, Keys, Labels], State]
@@ -42,23 +41,23 @@ class Search:
     targets: int = 0
     restarts: int = 1
     norm: str = "linf"
-    fewest: int = 2
+    min_classes: int = 2
     leap: Callable[[Model, State, int], State] | None = None
 
     def __post_init__(self) -> None:
         if self.targets < 0 or self.restarts < 1:
-            raise UserError(f"targets {self.targets} must not be negative, restarts {self.restarts} not below 1")
+            raise UserError(f"targets {self.targets} must be at least 0, restarts {self.restarts} at least 1")
 
     def tries(self, classes: int) -> int:
-        """How often a sample is tried at most."""
+        """The largest number of tries per sample."""
         return self.restarts * max(1, min(self.targets, classes - 1))
 
 
-def opening(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
-    """The part of a state that every search has.
+def initial_state(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
+    """The entries that every search's state has.
 
-    x_adv is the image to be judged, by its margin (max_{k != y} z_k - z_y) the best so far; hit, whether it has
-    changed since it was last looked at and the searched model errs there.
+    x_adv is the best image so far by its margin, max_{k != y} z_k - z_y; hit says whether x_adv is new since the last
+    check and the searched model errs on it.
     """
     return {
         "x": x,
@@ -73,20 +72,20 @@ def opening(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) ->
     }
 
 
-def keep(state: State, x_new: Images, logits: Logits, inside: Flags | None = None) -> State:
-    """x_adv, margin and hit, brought up to date with images and what the model says of them.
+def keep_best(state: State, x_new: Images, logits: Logits, inside: Flags | None = None) -> State:
+    """x_adv, margin and hit after the model has given these logits for x_new.
 
-    `inside` tells which of the images may be taken at all. One on which the model says NaN is taken where no error has
-    been found yet, and leaves the margin as it is: it is for the model itself to tell.
+    `inside` flags the images that are allowed (default: all). An image with NaN logits is taken where no error has been
+    found yet, and leaves the margin as it is: the model itself decides about it.
     """
     reached = margin(logits.to(state["margin"].dtype), state["y"])
-    better, unsaid = reached > state["margin"], reached.isnan() & (state["margin"] < 0)
+    better, unknown = reached > state["margin"], reached.isnan() & (state["margin"] < 0)
     if inside is not None:
-        better, unsaid = better & inside, unsaid & inside
+        better, unknown = better & inside, unknown & inside
     return {
-        "x_adv": torch.where((better | unsaid)[:, None, None, None], x_new, state["x_adv"]),
+        "x_adv": torch.where((better | unknown)[:, None, None, None], x_new, state["x_adv"]),
         "margin": torch.where(better, reached, state["margin"]),
-        "hit": state["hit"] | (better & (reached >= 0)) | unsaid,
+        "hit": state["hit"] | (better & (reached >= 0)) | unknown,
     }
 
 
@@ -100,45 +99,45 @@ def has_no_direction(grads: Images) -> Flags:
     return ~(grads.isfinite() & (grads != 0)).flatten(1).any(1)
 
 
-def wide(flags: Flags, like: Tensor) -> Tensor:
-    """A flag for each sample, in a shape that goes with the tensor's."""
-    return flags.view(-1, *[1] * (like.ndim - 1))
+def per_row(values: Tensor, like: Tensor) -> Tensor:
+    """One value per sample, shaped so that it broadcasts over the other dimensions of `like`."""
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
-def spread(budget: Budget, x: Images) -> Tensor:
-    """The budget as a tensor with a row for each sample."""
+def budget_per_sample(budget: Budget, x: Images) -> Tensor:
+    """The budget as a tensor with one row per sample."""
     if isinstance(budget, Tensor):
         return budget.to(x.dtype).expand(len(x), *budget.shape[1:])
     return x.new_full((len(x), 1, 1, 1), budget)
 
 
-def numbered(keys: Keys, number: int | Int[Tensor, " b"], restarts: int) -> Keys:
-    """The keys for a try of this number, moved so that key % restarts is the number of its restart, from 0."""
+def keys_of_try(keys: Keys, number: int | Int[Tensor, " b"], restarts: int) -> Keys:
+    """The keys for the try of this number, changed so that key % restarts is the number of its restart, from 0."""
     return keys - keys % restarts + number % restarts
 
 
-def targets_of(logits: Logits, y: Labels, ranks: int | Int[Tensor, " b"]) -> Labels:
-    """The wrong class of this rank, 0 being the likeliest, by the logits."""
+def target_classes(logits: Logits, y: Labels, rank: int | Int[Tensor, " b"]) -> Labels:
+    """The wrong class of this rank by the logits; rank 0 is the most likely."""
     order = without(logits, y).argsort(dim=1, descending=True, stable=True)
-    return order.gather(1, (torch.zeros_like(y) + ranks)[:, None]).squeeze(1)
+    return order.gather(1, (torch.zeros_like(y) + rank)[:, None]).squeeze(1)
 
 
 @torch.no_grad()
-def run(
+def run_search(
     search: Search, model: Model, x: Images, y: Labels, budget: Budget, *, generator: torch.Generator | None = None
 ) -> Images:
     """The image with the largest margin that the search finds for each sample, over all its tries."""
     if not isinstance(model, FrozenView):
-        check(x, budget, step_size=0.0, steps=search.steps, norm=search.norm)
-    generator = generator or seeded(x)
+        check_attack_inputs(x, budget, step_size=0.0, steps=search.steps, norm=search.norm)
+    generator = generator or default_generator(x)
     with borrowed(model) as net:
         clean = net(x)
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf, dtype=x.dtype)
         for number in range(search.tries(clean.shape[1])):
-            target = targets_of(clean, y, number // search.restarts) if search.targets else y
+            target = target_classes(clean, y, number // search.restarts) if search.targets else y
             keys = torch.randint(2**62, (len(x),), generator=generator, device=generator.device).to(x.device)
-            keys = numbered(keys, number, search.restarts)
-            state = search.begin(x, y, spread(budget, x), keys, target)
+            keys = keys_of_try(keys, number, search.restarts)
+            state = search.begin(x, y, budget_per_sample(budget, x), keys, target)
             for _ in range(search.steps):
                 state = search.advance(net, state)
             better = state["margin"] > best_margin

@@ -1,4 +1,4 @@
-"""Square attack (Andriushchenko et al. 2020), which sees logits alone, inside a budget that may differ by pixel."""
+"""Square attack (Andriushchenko et al. 2020), which uses only the logits, inside a budget that may differ by pixel."""
 
 import math
 from functools import partial
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from pixelpart.attacks.ball import project
-from pixelpart.attacks.search import Search, State, keep, opening, run, wide
+from pixelpart.attacks.search import Search, State, initial_state, keep_best, per_row, run_search
 from pixelpart.draws import Keys, hashed
 from pixelpart.errors import UserError
 from pixelpart.types import Budget, Images, Labels, Model
 
 FIRST_SHARE = 0.8
-HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the last squares before the share is halved
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # numbers of the last squares before the share is halved
 
 Schedule = list[tuple[int, float]]
 
@@ -28,12 +28,12 @@ def square(
     rescale: bool = False,
     generator: torch.Generator | None = None,
 ) -> Images:
-    """The images with the largest margin max_{k != y} z_k - z_y among `queries` random squares, kept if they raise it.
+    """The images with the largest margin max_{k != y} z_k - z_y after `queries` random squares, kept if they raise it.
 
-    It begins with vertical stripes, x +- budget, which are one query more. A square moves all its pixels by 2 budget,
-    up or down by channel, back into the budget of x.
+    It starts with vertical stripes, x +- budget, which take one more query. A square moves all its pixels by 2 budget,
+    up or down by channel, and is projected back into the budget of x.
     """
-    return run(square_search(queries, rescale=rescale), model, x, y, budget, generator=generator)
+    return run_search(square_search(queries, rescale=rescale), model, x, y, budget, generator=generator)
 
 
 def square_search(queries: int = 5000, *, rescale: bool = False) -> Search:
@@ -66,29 +66,29 @@ def side_of(share: float, h: int, w: int) -> int:
 
 
 def _begin(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
-    """x_adv is the stripes, not yet judged."""
+    """x_adv is the striped image, not yet evaluated."""
     b, c, h, w = x.shape
     stripes, pixels = _signs(hashed(keys, c * w)).reshape(b, c, 1, w), budget.expand(-1, -1, h, w)
-    return opening(x, y, budget, keys, target) | {"x_adv": project(x + pixels * stripes, x, pixels)}
+    return initial_state(x, y, budget, keys, target) | {"x_adv": project(x + pixels * stripes, x, pixels)}
 
 
 @torch.no_grad()
 def _advance(net: Model, state: State, ahead: int = 1, *, steps: int, schedule: Schedule) -> State:
-    """Up to `ahead` more squares for every row, all put on the image as it is, and looked at until one is kept.
+    """Up to `ahead` more squares for every row, each drawn on the current image, and tried until one is kept.
 
-    So it goes as if they were tried one after the other: few are kept.
+    The result is the same as trying them one at a time, and few are kept.
     """
     first, due = state["x_adv"], state["step"] < steps
     proposed = [_with_square(state, state["step"] + i, schedule) for i in range(ahead)]
     for x_new, logits in zip(proposed, net(torch.cat(proposed)).chunk(ahead), strict=True):
-        new = keep(state, x_new, logits) | {"step": state["step"] + 1}
-        state = state | {name: torch.where(wide(due, tensor), tensor, state[name]) for name, tensor in new.items()}
+        new = keep_best(state, x_new, logits) | {"step": state["step"] + 1}
+        state = state | {name: torch.where(per_row(due, tensor), tensor, state[name]) for name, tensor in new.items()}
         due = due & (state["x_adv"] == first).flatten(1).all(1) & (state["step"] < steps)
     return state
 
 
 def _with_square(state: State, step: Tensor, schedule: Schedule) -> Images:
-    """x_adv with the square of this step on it; at step 0 it has no pixels, and what is judged is the stripes."""
+    """x_adv with the square of this step on it; at step 0 it has no pixels, and the stripes are evaluated."""
     x = state["x"]
     b, c, h, w = x.shape
     budget = state["budget"].expand(-1, -1, h, w)
@@ -96,7 +96,7 @@ def _with_square(state: State, step: Tensor, schedule: Schedule) -> Images:
     for number, share in schedule:
         side = side.masked_fill(step > number, side_of(share, h, w))
     drawn = hashed(state["key"], 2 + c, counter=step)
-    # The last place, h - side, is never drawn, nor is it in the authors' code.
+    # the last position, h - side, is never drawn; neither is it in the authors' code
     rows, columns = (_span(n, (drawn[:, i] * (n - side)).long(), side) for i, n in enumerate((h, w)))
     window = rows[:, None, :, None] & columns[:, None, None, :]
     change = 2 * budget * _signs(drawn[:, 2:]).reshape(b, c, 1, 1)
@@ -104,11 +104,11 @@ def _with_square(state: State, step: Tensor, schedule: Schedule) -> Images:
 
 
 def _span(n: int, first: Tensor, length: Tensor) -> Tensor:
-    """Which of n places lie in [first, first + length), row by row."""
-    place = torch.arange(n, device=first.device)
-    return (place >= first[:, None]) & (place < (first + length)[:, None])
+    """Which of n positions are in [first, first + length), row by row."""
+    position = torch.arange(n, device=first.device)
+    return (position >= first[:, None]) & (position < (first + length)[:, None])
 
 
 def _signs(uniform: Tensor) -> Tensor:
-    """-1 or 1, as likely as each other, for numbers in [0, 1)."""
+    """-1 or 1, equally likely, for uniform numbers in [0, 1)."""
     return 2 * (uniform >= 0.5) - 1

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pixelpart import draws
-from pixelpart.attacks import ATTACKS, SEARCHES, TOGETHER, VERSIONS, ball
-from pixelpart.attacks.autoattack import autoattack, suited
+from pixelpart.attacks import ATTACKS, COMBINED, SEARCHES, VERSIONS, ball
+from pixelpart.attacks.autoattack import autoattack, possible_searches
 from pixelpart.attacks.search import Search
 from pixelpart.config import Config, parse_fraction, write_fraction
 from pixelpart.errors import UserError
@@ -76,8 +76,8 @@ def parse_plain(name: str) -> AttackSpec:
         return AttackSpec(name, "autoattack", parts=VERSIONS[AUTOATTACKS[name]])
     if name in SEARCHES:
         return AttackSpec(name, name, parts={name: SEARCHES[name]})
-    if name in TOGETHER:
-        return AttackSpec(name, name, parts=TOGETHER[name])
+    if name in COMBINED:
+        return AttackSpec(name, name, parts=COMBINED[name])
     kinds = "|".join(map(re.escape, sorted((*ATTACKS, *adaptive.ADAPTIVE), key=len, reverse=True)))
     pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
     if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
@@ -89,7 +89,7 @@ def parse_plain(name: str) -> AttackSpec:
 def choices() -> str:
     """What may be asked for, in words."""
     stepped = ", ".join(f"{kind}K, {kind}KxR" for kind in ATTACKS)
-    named = ", ".join((*(f"{kind}K" for kind in adaptive.ADAPTIVE), *SEARCHES, *TOGETHER, *AUTOATTACKS))
+    named = ", ".join((*(f"{kind}K" for kind in adaptive.ADAPTIVE), *SEARCHES, *COMBINED, *AUTOATTACKS))
     return f"natural, {stepped} (K steps, R restarts), {named}; NAME@EPS gives an attack an eps of its own"
 
 
@@ -100,12 +100,12 @@ def fitted(
     if attack.parts and engine == "reference":
         check_classes(classes)
         return attack
-    parts = suited(attack.parts, classes)
+    parts = possible_searches(attack.parts, classes)
     if attack.parts and not parts:
-        fewest = min(part.fewest for part in attack.parts.values())
+        fewest = min(part.min_classes for part in attack.parts.values())
         raise UserError(f"{attack.name} needs at least {fewest} classes, not {classes}")
     for name in attack.parts.keys() - parts.keys():
-        say(f"{attack.name} without {name}, which needs {attack.parts[name].fewest} classes: there are {classes}")
+        say(f"{attack.name} without {name}, which needs {attack.parts[name].min_classes} classes: there are {classes}")
     return dataclasses.replace(attack, parts=parts)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart.attacks.autoattack import Try, run_searches
-from pixelpart.attacks.search import Search, spread
+from pixelpart.attacks.search import Search, budget_per_sample
 from pixelpart.errors import unknown
 from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.image_set import ImageSet
@@ -45,7 +45,7 @@ def under_searches(
 
     def batch_of(samples: Tensor) -> tuple[Images, Labels, Tensor]:
         x, y = pictures.take(samples.cpu())
-        return x, y, spread(eps, x)
+        return x, y, budget_per_sample(eps, x)
 
     names = list(parts)
     return run_searches(

@@ -1,4 +1,4 @@
-"""x, x_adv, y -> loss. Each objective says what its inner attack maximises and where that attack starts."""
+"""x, x_adv, y -> loss. An objective also has the loss and the start of its inner attack."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pixelpart.objectives.trades import trades
 
 @dataclass(frozen=True)
 class Objective:
-    loss: Callable[..., Tensor]  # loss(model, x, x_adv, y), y labels or probabilities, with beta=... if weighted
+    loss: Callable[..., Tensor]  # loss(model, x, x_adv, y), with y labels or probabilities, and beta=... if weighted
     inner: str  # the inner attack's loss, a name in losses.LOSSES
     start: str  # the inner attack's start
     weighted: bool = True  # whether the loss takes a beta

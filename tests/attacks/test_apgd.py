@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pixelpart.attacks.apgd import TOWARDS, apgd, apgd_search, dlr_towards
-from pixelpart.attacks.search import targets_of
+from pixelpart.attacks.apgd import TARGETED, apgd, apgd_search
+from pixelpart.attacks.search import target_classes
 from pixelpart.draws import hashed
 from pixelpart.errors import UserError
-from pixelpart.losses import dlr, margin
+from pixelpart.losses import dlr, margin, targeted_dlr
 from walks import Watched, begun, walked
 
 KINDS = {"ce": {"loss": "ce"}, "dlr": {"loss": "dlr"}, "dlr-targeted": {"targets": 1}}
@@ -192,17 +192,17 @@ def test_targeted_dlr_by_hand():
     logits = torch.tensor([[5.0, 1.0, 4.0, 2.0, -7.0]]).expand(3, 5)
     y, target = torch.tensor([0, 0, 1]), torch.tensor([2, 4, 0])
     expected = torch.tensor([-1.0, -12.0, 4.0]) / 3.5  # 5 - (2 + 1) / 2
-    torch.testing.assert_close(dlr_towards(logits, y, target), expected)
+    torch.testing.assert_close(targeted_dlr(logits, y, target), expected)
     three = torch.tensor([[5.0, 1.0, 3.0]])
-    torch.testing.assert_close(dlr_towards(three, torch.tensor([0]), torch.tensor([1])), torch.tensor([-4 / 4]))
+    torch.testing.assert_close(targeted_dlr(three, torch.tensor([0]), torch.tensor([1])), torch.tensor([-4 / 4]))
     two = torch.tensor([[5.0, 1.0]])
-    torch.testing.assert_close(dlr_towards(two, torch.tensor([0]), torch.tensor([1])), torch.tensor([-4.0]))
+    torch.testing.assert_close(targeted_dlr(two, torch.tensor([0]), torch.tensor([1])), torch.tensor([-4.0]))
 
 
 def test_with_three_classes_dlr_towards_the_likelier_wrong_class_is_dlr():
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     y = torch.arange(50) % 3
-    torch.testing.assert_close(dlr_towards(logits, y, targets_of(logits, y, 0)), dlr(logits, y))
+    torch.testing.assert_close(targeted_dlr(logits, y, target_classes(logits, y, 0)), dlr(logits, y))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 200])
@@ -250,7 +250,7 @@ def test_the_default_losses_are_ce_and_with_targets_dlr(make_net, make_batch):
     assert torch.equal(apgd(net, x, y, budget, steps=5), apgd(net, x, y, budget, steps=5, loss="ce"))
     named = apgd(net, x, y, budget, steps=5, targets=2, loss="dlr")
     assert torch.equal(apgd(net, x, y, budget, steps=5, targets=2), named)
-    assert TOWARDS["dlr"] is dlr_towards
+    assert TARGETED["dlr"] is targeted_dlr
 
 
 def test_mistakes_are_told_in_words(make_net, make_batch):

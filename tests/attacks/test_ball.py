@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pixelpart import attacks
 from pixelpart.attacks import draw_noise, project, start_point
-from pixelpart.attacks.ball import check
+from pixelpart.attacks.ball import check_attack_inputs
 from pixelpart.errors import UserError
 
 unit = st.floats(0, 1)
@@ -89,10 +89,10 @@ def test_unknown_start_names_the_choices():
     ("change", "message"),
     [
         ({"budget": -8 / 255}, "budget -0.03"),
-        ({"budget": 8.0}, "budget 8.0 is not from 0 to 1"),
+        ({"budget": 8.0}, r"budget 8.0 is not in \[0, 1\]"),
         ({"budget": float("nan")}, "budget nan"),
-        ({"budget": torch.full((2, 1, 4, 4), -0.1)}, "the budget lies in"),
-        ({"x": torch.full((2, 3, 4, 4), 255.0)}, r"images lie in \[255.0, 255.0\]"),
+        ({"budget": torch.full((2, 1, 4, 4), -0.1)}, "the budget is in"),
+        ({"x": torch.full((2, 3, 4, 4), 255.0)}, r"images are in \[255.0, 255.0\]"),
         ({"steps": -1}, "steps -1"),
     ],
 )
@@ -105,11 +105,11 @@ def test_what_no_attack_can_begin_with_is_refused(attack, change, message):
 
 @pytest.mark.parametrize("shape", [(), (4, 4), (3, 4, 4), (3, 1, 4, 4), (2, 2, 4, 4), (2, 1, 4, 5)])
 def test_a_budget_whose_pixels_are_not_those_of_the_images_is_refused(shape):
-    message = re.escape(f"the budget has shape {shape}; give (2, 1 or 3, 4, 4) or a number")
+    message = re.escape(f"the budget has shape {shape}; it must be a number or (2, 1 or 3, 4, 4)")
     with pytest.raises(UserError, match=message):
-        check(torch.rand(2, 3, 4, 4), torch.zeros(shape), step_size=0.1, steps=1)
+        check_attack_inputs(torch.rand(2, 3, 4, 4), torch.zeros(shape), step_size=0.1, steps=1)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 1, 4, 4), (1, 1, 4, 4), (2, 1, 1, 1)])
 def test_a_budget_may_be_one_for_all_channels_images_or_pixels(shape):
-    check(torch.rand(2, 3, 4, 4), torch.zeros(shape), step_size=0.1, steps=1)
+    check_attack_inputs(torch.rand(2, 3, 4, 4), torch.zeros(shape), step_size=0.1, steps=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pixelpart.attacks import batching
-from pixelpart.attacks.batching import Stepper, timed_algorithms
+from pixelpart.attacks.batching import Stepper, cudnn_benchmark
 from pixelpart.attacks.search import Search
 from pixelpart.view import capture
 from toys import OnCuda, Toy, no_model, tries_of
@@ -77,7 +77,7 @@ def test_looks_are_a_twentieth_of_the_steps_apart(captures):
 
 def test_a_graph_is_made_once_for_each_of_a_few_sizes_and_rows_are_padded(captures, monkeypatch):
     """Samples go one after the other, so that the batch shrinks from 64 rows to none."""
-    monkeypatch.setattr(batching, "WORTH", 0)
+    monkeypatch.setattr(batching, "GRAPH_COST", 0)
     found = {(sample, 0): [sample + 1] for sample in range(64)}
     broken, toy = by_graph(64, found, found, tries_of(64, 1), 64)
     assert broken == set(range(64))
@@ -91,7 +91,7 @@ def test_a_graph_is_made_once_for_each_of_a_few_sizes_and_rows_are_padded(captur
 @pytest.mark.parametrize(("worth", "sizes"), [(64 * 48, {64}), (32 * 32, {64, 32}), (0, {64, 48, 32, 16, 4})])
 def test_a_smaller_graph_is_made_where_it_saves_more_than_it_costs(captures, monkeypatch, worth, sizes):
     """A sample falls at every step: at step 32, 32 rows are left and 32 steps to go, so 32 rows less save 32 * 32."""
-    monkeypatch.setattr(batching, "WORTH", max(0, worth - 1))
+    monkeypatch.setattr(batching, "GRAPH_COST", max(0, worth - 1))
     found = {(sample, 0): [sample + 1] for sample in range(64)}
     _, toy = by_graph(64, found, found, tries_of(64, 1), 64)
     assert {len(batch) for batch in toy.rows} == sizes
@@ -126,12 +126,12 @@ def test_with_leaps_the_outcome_is_the_plain_one(captures, steps, slots):
     broken, leaps = leaping(toy, slots, tries)
     assert broken == expected
     assert {one for one, _ in toy.settled} >= {one for one in tries if one[0] not in broken}
-    assert all(ahead == min(batching.AHEAD, slots // rows) > 1 for rows, ahead in leaps)
+    assert all(ahead == min(batching.MAX_LEAP, slots // rows) > 1 for rows, ahead in leaps)
     assert bool(leaps) == (slots == 100)  # fewer are always full, or nearly
 
 
 def test_a_leap_makes_a_full_batch_of_few_rows(captures, monkeypatch):
-    monkeypatch.setattr(batching, "WORTH", 0)
+    monkeypatch.setattr(batching, "GRAPH_COST", 0)
     found = {(sample, 0): [sample + 1] for sample in range(64)}
     broken, leaps = leaping(Toy(64, found, found, cuda=True), 64, tries_of(64, 1))
     assert broken == set(range(64))
@@ -194,14 +194,14 @@ def test_what_cannot_be_captured_is_said_once_and_goes_on_plainly(monkeypatch):
     broken, toy = by_graph(41, LASTING, LASTING, tries_of(7, 3), 4, said.append)
     assert broken == {one[0] for one in LASTING}
     assert said == [
-        "the search cannot be captured as a graph, so it runs plainly: operation not permitted when stream is capturing"
+        "CUDA graph capture of the search failed; it runs without: operation not permitted when stream is capturing"
     ]
     assert max(map(len, toy.rows)) <= 4
 
 
 def test_a_capture_that_fails_late_goes_on_from_where_it_is(captures, monkeypatch):
     """The first size is captured, the next one is not."""
-    monkeypatch.setattr(batching, "WORTH", 0)
+    monkeypatch.setattr(batching, "GRAPH_COST", 0)
     said, good = [], capture.record
     monkeypatch.setattr(capture, "record", lambda work: no_capture(work) if captures else good(work))
     found = {(sample, 0): [sample + 1] for sample in range(64)}
@@ -220,14 +220,14 @@ def test_another_error_is_not_taken_for_a_failed_capture(monkeypatch):
 def test_the_switch_of_the_algorithms_is_put_back():
     before = torch.backends.cudnn.benchmark
     for wanted in (True, False):
-        with timed_algorithms(wanted):
+        with cudnn_benchmark(wanted):
             assert torch.backends.cudnn.benchmark is wanted
         assert torch.backends.cudnn.benchmark is before
-        with pytest.raises(ZeroDivisionError), timed_algorithms(not before):
+        with pytest.raises(ZeroDivisionError), cudnn_benchmark(not before):
             _ = 1 / 0
         assert torch.backends.cudnn.benchmark is before
 
 
 def test_sizes_end_with_all_slots():
-    assert batching.SIZES[-1] == 1
-    assert list(batching.SIZES) == sorted(batching.SIZES)
+    assert batching.GRAPH_SIZES[-1] == 1
+    assert list(batching.GRAPH_SIZES) == sorted(batching.GRAPH_SIZES)

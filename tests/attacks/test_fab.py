@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from doubling import in_double
 from pixelpart.attacks.fab import fab, fab_search
-from pixelpart.attacks.search import numbered, spread, targets_of
+from pixelpart.attacks.search import budget_per_sample, keys_of_try, target_classes
 from pixelpart.draws import hashed
 from pixelpart.losses import margin
 
@@ -52,8 +52,8 @@ def reference(net, x, y, eps, *, rank, monkeypatch, noise=None):
 def ours(net, x, y, budget, *, rank, keys=None, restarts=1):
     recorded = Recorded(net)
     search = fab_search(steps=STEPS, targets=0 if rank is None else 9, restarts=restarts)
-    target = y if rank is None else targets_of(net(x), y, rank)
-    state = search.begin(x, y, spread(budget, x), torch.zeros_like(y) if keys is None else keys, target)
+    target = y if rank is None else target_classes(net(x), y, rank)
+    state = search.begin(x, y, budget_per_sample(budget, x), torch.zeros_like(y) if keys is None else keys, target)
     for _ in range(STEPS):
         state = search.advance(recorded, state)
     return torch.stack(recorded.asked), state
@@ -80,7 +80,7 @@ def test_goes_where_the_reference_goes(rank, make_net, make_batch, monkeypatch):
 @pytest.mark.parametrize("rank", [0, None], ids=["targeted", "untargeted"])
 def test_a_later_restart_begins_where_the_reference_would(rank, make_net, make_batch, monkeypatch):
     net, x, y = scene(make_net, make_batch)
-    keys = numbered(torch.arange(len(x)) * 1234567, 1, 2)
+    keys = keys_of_try(torch.arange(len(x)) * 1234567, 1, 2)
     noise = hashed(keys, x[0].numel()).double().reshape(x.shape)
     expected, _ = reference(net, x, y, 0.1, rank=rank, noise=noise, monkeypatch=monkeypatch)
     asked, _ = ours(net, x, y, 0.1, rank=rank, keys=keys, restarts=2)
@@ -141,7 +141,7 @@ def test_unequal_budgets_are_the_reference_in_stretched_pixels(rank, later, make
     net, x, _ = scene(make_net, make_batch)
     x = 0.4 + 0.2 * x
     y, share = net(x).argmax(1), shares_like(x)
-    keys = numbered(torch.arange(len(x)), int(later), 2)
+    keys = keys_of_try(torch.arange(len(x)), int(later), 2)
     noise = torch.where(share > 0, hashed(keys, x[0].numel()).double().reshape(x.shape), 0.5) if later else None
 
     def stretched(z):
@@ -196,7 +196,7 @@ def test_budgets_next_to_nothing_do_no_harm(make_net, make_batch):
     budget[2, :, 0, 0] = 0.1  # too little to reach a boundary with
     for targets in (0, 9):
         search = fab_search(targets=targets, restarts=2)
-        state = search.begin(x, y, budget, numbered(torch.arange(8), 1, 2), (y + 1) % 5)
+        state = search.begin(x, y, budget, keys_of_try(torch.arange(8), 1, 2), (y + 1) % 5)
         for _ in range(10):
             state = search.advance(net.eval(), state)
             assert state["point"].isfinite().all()
@@ -230,7 +230,7 @@ def test_stays_inside_and_the_margin_does_not_fall(seed, channels, targets):
 def test_rows_at_different_steps_go_on_as_if_alone(targets, make_net, make_batch):
     net, (x, y, budget) = make_net(dtype=torch.float64).eval(), make_batch(6, dtype=torch.float64)
     search = fab_search(targets=targets, restarts=3)
-    keys = numbered(torch.arange(6) * 99, torch.arange(6), 3)
+    keys = keys_of_try(torch.arange(6) * 99, torch.arange(6), 3)
 
     def after(steps, rows):
         state = search.begin(x[rows], y[rows], budget[rows], keys[rows], (y[rows] + 1) % 5)
@@ -270,7 +270,7 @@ def test_the_first_restart_begins_at_x_and_later_ones_within_half_of_the_budget(
 def test_a_key_tells_its_restart(restarts):
     keys = torch.tensor([-(2**61), -7, -1, 0, 3, 2**62])
     for number in range(2 * restarts):
-        moved = numbered(keys, number, restarts)
+        moved = keys_of_try(keys, number, restarts)
         assert (moved % restarts == number % restarts).all()
         assert (moved - keys).abs().max() < restarts
 

@@ -15,7 +15,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.fab import fab, fab_search
 from pixelpart.attacks.mm3 import mm3, mm3_search
-from pixelpart.attacks.search import spread, targets_of
+from pixelpart.attacks.search import budget_per_sample, target_classes
 from pixelpart.attacks.square import square, square_search
 from pixelpart.losses import margin
 
@@ -263,8 +263,8 @@ def test_asks_no_tensor_for_its_value(attack, make_net):
 
 def trail(search, net, x, y, budget, keys=KEYS, steps=None):
     """The states of a search after each step, the first as it is begun."""
-    target = targets_of(net(x).detach(), y, 0) if search.targets else y
-    states = [search.begin(x, y, spread(budget, x), keys, target)]
+    target = target_classes(net(x).detach(), y, 0) if search.targets else y
+    states = [search.begin(x, y, budget_per_sample(budget, x), keys, target)]
     for _ in range(search.steps if steps is None else steps):
         states.append(search.advance(net, states[-1]))
     return states

@@ -105,8 +105,8 @@ def test_the_balls_of_l1_by_hand():
     assert Balls.of(2) == Balls(3, (0,), (1.0,), (1,))
     assert Balls.of(0) == Balls(1, (0,), (1.0,), (1,))
     balls, steps = Balls.of(3), torch.arange(8)
-    assert balls.of_step(steps, balls.begins).tolist() == [0, 0, 2, 2, 4, 4, 4, 4]
-    assert balls.opens(steps).tolist() == [True, False, True, False, True, False, False, False]
+    assert balls.of_step(steps, balls.first_steps).tolist() == [0, 0, 2, 2, 4, 4, 4, 4]
+    assert balls.is_first(steps).tolist() == [True, False, True, False, True, False, False, False]
 
 
 # the protocol of searches

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart.attacks import SEARCHES, TOGETHER
+from pixelpart.attacks import COMBINED, SEARCHES
 from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.autoattack import run_searches
 from pixelpart.attacks.ball import inside, length
-from pixelpart.attacks.search import Search, keep, opening, spread
+from pixelpart.attacks.search import Search, budget_per_sample, initial_state, keep_best
 from pixelpart.errors import UserError
 from pixelpart.losses import margin
 from walks import NORMS, RADII, begun, walked
@@ -125,11 +125,11 @@ def test_where_the_gradient_is_zero_it_stays_at_its_start_and_finite(make_batch)
 @pytest.mark.parametrize(
     ("radius", "message"),
     [
-        (-0.1, "negative"),
-        (math.nan, "negative"),
-        (math.inf, "not finite"),
-        (torch.full((4, 1, 1, 1), -1.0), "negative"),
-        (torch.zeros(4, 1, 4, 4), r"one number for each image, \(b, 1, 1, 1\), not \(4, 1, 4, 4\)"),
+        (-0.1, "not negative"),
+        (math.nan, "not negative"),
+        (math.inf, "must be finite"),
+        (torch.full((4, 1, 1, 1), -1.0), "not negative"),
+        (torch.zeros(4, 1, 4, 4), r"the l1 radius has shape \(4, 1, 4, 4\); it must be a number or \(b, 1, 1, 1\)"),
     ],
 )
 def test_a_radius_that_is_none_is_refused(radius, message, make_net, make_batch):
@@ -149,7 +149,7 @@ def test_a_norm_that_is_none_is_refused():
 def test_the_searches_of_a_norm_go_by_their_names():
     norms = {name: search.norm for name, search in SEARCHES.items() if search.norm != "linf"}
     assert norms == {"apgd-ce-l2": "l2", "apgd-t-l2": "l2", "apgd-ce-l1": "l1", "apgd-t-l1": "l1"}
-    assert {name: [*parts] for name, parts in TOGETHER.items()} == {
+    assert {name: [*parts] for name, parts in COMBINED.items()} == {
         "apgd": ["apgd-ce", "apgd-t"],
         "apgd-l2": ["apgd-ce-l2", "apgd-t-l2"],
         "apgd-l1": ["apgd-ce-l1", "apgd-t-l1"],
@@ -166,9 +166,9 @@ def test_an_error_counts_only_inside_the_ball_of_the_search_s_norm(norm, broken)
 
     def advance(net, state):
         x_new = state["x"] + changes[state["y"]]
-        return state | keep(state, x_new, net(x_new)) | {"step": state["step"] + 1}
+        return state | keep_best(state, x_new, net(x_new)) | {"step": state["step"] + 1}
 
-    search = Search(opening, advance, 1, norm=norm)
+    search = Search(initial_state, advance, 1, norm=norm)
     x, y = torch.zeros(3, 1, 4, 4), torch.arange(3)
 
     def errs_when_changed(z):
@@ -189,7 +189,7 @@ def test_the_driver_breaks_what_the_attack_breaks(norm, make_net, make_batch):
     y = net(x).argmax(1)
 
     def take(samples):
-        return x[samples], y[samples], spread(RADII[norm] / 3, x[samples])
+        return x[samples], y[samples], budget_per_sample(RADII[norm] / 3, x[samples])
 
     search = apgd_search(steps=20, norm=norm, targets=4)
     correct = torch.ones(24, dtype=torch.bool)
@@ -209,7 +209,7 @@ def test_on_a_gpu_a_step_is_captured_and_the_same_samples_fall(norm, make_net, m
         images, labels, model = x.to(device), y.to(device), net.to(device)
 
         def take(samples, images=images, labels=labels):
-            return images[samples], labels[samples], spread(RADII[norm] / 3, images[samples])
+            return images[samples], labels[samples], budget_per_sample(RADII[norm] / 3, images[samples])
 
         clean, correct = model(images), torch.ones(24, dtype=torch.bool)
         left = run_searches({"a": search}, model, model, take, clean, correct, seed=0, slots=7, say=said.append)

@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pixelpart.attacks.search import Search, keep, numbered, opening, run, spread, targets_of
+from pixelpart.attacks.search import (
+    Search,
+    budget_per_sample,
+    initial_state,
+    keep_best,
+    keys_of_try,
+    run_search,
+    target_classes,
+)
 from pixelpart.errors import UserError
 from pixelpart.view.views import Folding
 
@@ -18,16 +26,16 @@ def rows(*values):
 
 def opened(b=3, dtype=torch.float32, **given):
     x = torch.full((b, 1, 2, 2), 0.5, dtype=dtype)
-    state = opening(x, Y[:b], torch.full((b, 1, 1, 1), 0.1, dtype=dtype), torch.arange(b), Y[:b])
+    state = initial_state(x, Y[:b], torch.full((b, 1, 1, 1), 0.1, dtype=dtype), torch.arange(b), Y[:b])
     return state | given
 
 
-# opening and keep
+# initial_state and keep
 
 
 def test_a_state_opens_at_x_with_nothing_reached():
     x, y, budget, keys, target = rows(0.1, 0.2, 0.3), Y, rows(0.0, 0.1, 0.2), torch.tensor([7, 8, 9]), Y.roll(1)
-    state = opening(x, y, budget, keys, target)
+    state = initial_state(x, y, budget, keys, target)
     assert all(len(tensor) == 3 for tensor in state.values())
     for name, handed in {"x": x, "y": y, "budget": budget, "key": keys, "target": target, "x_adv": x}.items():
         assert torch.equal(state[name], handed)
@@ -38,14 +46,14 @@ def test_a_state_opens_at_x_with_nothing_reached():
 
 
 def test_keep_takes_what_has_the_larger_margin_by_hand():
-    state = opening(
+    state = initial_state(
         rows(0.0, 0.0, 0.0, 0.0), torch.tensor([0, 0, 1, 1]), rows(1.0, 1.0, 1.0, 1.0), Y[[0] * 4], Y[[0] * 4]
     )
-    first = keep(state, rows(0.1, 0.2, 0.3, 0.4), torch.tensor([[2.0, 1], [2, 1], [2, 1], [1, 1]]))
+    first = keep_best(state, rows(0.1, 0.2, 0.3, 0.4), torch.tensor([[2.0, 1], [2, 1], [2, 1], [1, 1]]))
     assert first["margin"].tolist() == [-1, -1, 1, 0]
     assert torch.equal(first["x_adv"], rows(0.1, 0.2, 0.3, 0.4))
     assert first["hit"].tolist() == [False, False, True, True]  # a tie may be an error: it is worth a look
-    second = keep(state | first, rows(0.5, 0.6, 0.7, 0.8), torch.tensor([[2.0, 1.5], [2, 1], [2, 1.5], [1, 1.0]]))
+    second = keep_best(state | first, rows(0.5, 0.6, 0.7, 0.8), torch.tensor([[2.0, 1.5], [2, 1], [2, 1.5], [1, 1.0]]))
     assert second["margin"].tolist() == [-0.5, -1, 1, 0]
     assert torch.equal(second["x_adv"], rows(0.5, 0.2, 0.3, 0.4))  # better, equal, worse, equal
     assert second["hit"].tolist() == [False, False, True, True]
@@ -54,14 +62,14 @@ def test_keep_takes_what_has_the_larger_margin_by_hand():
 def test_hit_stays_down_once_taken_back_until_something_better_comes():
     state = opened(margin=torch.tensor([1.0, 1.0, -1.0]), hit=torch.tensor([False, True, False]))
     logits = torch.tensor([[0.0, 1, 0], [0, -9, 0], [0, 0, 1]])  # margins 1, 9, -1
-    assert keep(state, state["x"], logits)["hit"].tolist() == [False, True, False]
-    assert keep(state, state["x"], 3 * logits)["hit"].tolist() == [True, True, False]
+    assert keep_best(state, state["x"], logits)["hit"].tolist() == [False, True, False]
+    assert keep_best(state, state["x"], 3 * logits)["hit"].tolist() == [True, True, False]
 
 
 def test_what_lies_outside_is_not_taken_however_good():
     state = opened()
     logits = torch.tensor([[0.0, 5, 0], [5, 0, 0], [5, 0, 0]])
-    kept = keep(state, state["x"] + 0.1, logits, inside=torch.tensor([True, False, True]))
+    kept = keep_best(state, state["x"] + 0.1, logits, inside=torch.tensor([True, False, True]))
     assert kept["hit"].tolist() == [True, False, True]
     assert kept["margin"].tolist() == [5, -torch.inf, 5]
     assert torch.equal(kept["x_adv"][1], state["x"][1])
@@ -71,11 +79,11 @@ def test_what_lies_outside_is_not_taken_however_good():
 def test_an_image_with_logits_that_are_not_numbers_is_worth_a_look_unless_there_is_an_error_already():
     state = opened(margin=torch.tensor([-torch.inf, -1.0, 0.0]))
     for inside in (None, torch.tensor([True, True, True])):
-        kept = keep(state, state["x"] + 0.1, torch.full((3, 3), torch.nan), inside)
+        kept = keep_best(state, state["x"] + 0.1, torch.full((3, 3), torch.nan), inside)
         assert torch.equal(kept["x_adv"], state["x"] + torch.tensor([0.1, 0.1, 0.0])[:, None, None, None])
         assert kept["hit"].tolist() == [True, True, False]
         assert torch.equal(kept["margin"], state["margin"])
-    kept = keep(state, state["x"] + 0.1, torch.full((3, 3), torch.nan), torch.tensor([False, False, False]))
+    kept = keep_best(state, state["x"] + 0.1, torch.full((3, 3), torch.nan), torch.tensor([False, False, False]))
     assert torch.equal(kept["x_adv"], state["x"])
     assert not kept["hit"].any()
 
@@ -84,14 +92,14 @@ def test_an_image_with_logits_that_are_not_numbers_is_worth_a_look_unless_there_
 @pytest.mark.parametrize("logits", [torch.float32, torch.float64, torch.bfloat16])
 def test_keep_changes_no_type(images, logits):
     state = opened(dtype=images)
-    kept = keep(state, state["x"], torch.eye(3, dtype=logits))
+    kept = keep_best(state, state["x"], torch.eye(3, dtype=logits))
     assert {name: tensor.dtype for name, tensor in kept.items()} == {name: state[name].dtype for name in kept}
 
 
 def test_the_margin_of_bf16_logits_is_not_rounded_to_bf16():
     state = opened(1)
     logits = torch.tensor([[1.0, 2**-9, -4]], dtype=torch.bfloat16)
-    assert keep(state, state["x"], logits)["margin"].item() == 2**-9 - 1
+    assert keep_best(state, state["x"], logits)["margin"].item() == 2**-9 - 1
 
 
 # budgets, targets, keys
@@ -99,23 +107,23 @@ def test_the_margin_of_bf16_logits_is_not_rounded_to_bf16():
 
 def test_a_budget_is_spread_over_the_rows():
     x = torch.zeros(3, 3, 4, 4, dtype=torch.float64)
-    assert torch.equal(spread(0.1, x), torch.full((3, 1, 1, 1), 0.1, dtype=torch.float64))
+    assert torch.equal(budget_per_sample(0.1, x), torch.full((3, 1, 1, 1), 0.1, dtype=torch.float64))
     for budget in (torch.rand(3, 1, 4, 4), torch.rand(3, 3, 4, 4)):
-        assert torch.equal(spread(budget, x), budget)
+        assert torch.equal(budget_per_sample(budget, x), budget)
 
 
 def test_targets_by_hand():
     logits = torch.tensor([[1.0, 4, 3, 2], [1, 4, 3, 2], [5, 5, 5, 5]])
     y = torch.tensor([1, 0, 1])
-    assert [targets_of(logits, y, rank).tolist() for rank in range(3)] == [[2, 1, 0], [3, 2, 2], [0, 3, 3]]
-    assert targets_of(logits, y, torch.tensor([2, 0, 1])).tolist() == [0, 1, 2]
+    assert [target_classes(logits, y, rank).tolist() for rank in range(3)] == [[2, 1, 0], [3, 2, 2], [0, 3, 3]]
+    assert target_classes(logits, y, torch.tensor([2, 0, 1])).tolist() == [0, 1, 2]
 
 
 @given(st.integers(2, 12), st.integers(0, 100))
 def test_targets_of_all_ranks_are_all_wrong_classes_by_falling_logits(classes, seed):
     g = torch.Generator().manual_seed(seed)
     logits, y = torch.randn(5, classes, generator=g), torch.randint(classes, (5,), generator=g)
-    targets = torch.stack([targets_of(logits, y, rank) for rank in range(classes - 1)], dim=1)
+    targets = torch.stack([target_classes(logits, y, rank) for rank in range(classes - 1)], dim=1)
     for row, label, z in zip(targets.tolist(), y.tolist(), logits.tolist(), strict=True):
         assert row == sorted((k for k in range(classes) if k != label), key=lambda k: -z[k])
 
@@ -123,15 +131,15 @@ def test_targets_of_all_ranks_are_all_wrong_classes_by_falling_logits(classes, s
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=5), st.integers(0, 20), st.integers(1, 7))
 def test_a_key_tells_its_restart_and_hardly_moves(keys, number, restarts):
     keys = torch.tensor(keys)
-    moved = numbered(keys, number, restarts)
+    moved = keys_of_try(keys, number, restarts)
     assert (moved % restarts == number % restarts).all()
     assert (moved // restarts == keys // restarts).all()
-    assert torch.equal(numbered(keys, torch.full_like(keys, number), restarts), moved)
+    assert torch.equal(keys_of_try(keys, torch.full_like(keys, number), restarts), moved)
 
 
 def test_how_often_a_sample_is_tried():
     def tries(targets, restarts, classes):
-        return Search(opening, lambda net, state: state, 1, targets, restarts).tries(classes)
+        return Search(initial_state, lambda net, state: state, 1, targets, restarts).tries(classes)
 
     assert [tries(0, 1, 10), tries(0, 5, 10), tries(9, 1, 10), tries(9, 2, 10)] == [1, 5, 9, 18]
     assert [tries(9, 2, 3), tries(3, 1, 2), tries(0, 2, 2)] == [4, 1, 2]
@@ -149,13 +157,13 @@ class Recorded:
 
     def begin(self, x, y, budget, keys, target):
         self.begun.append({"x": x, "y": y, "budget": budget, "keys": keys, "target": target})
-        return opening(x, y, budget, keys, target)
+        return initial_state(x, y, budget, keys, target)
 
     def advance(self, net, state):
         self.steps += 1
         self.grad.append(torch.is_grad_enabled())
         x_new = state["x_adv"] + 0.01 if self.towards is None else self.towards(state)
-        return state | keep(state, x_new, net(x_new)) | {"step": state["step"] + 1}
+        return state | keep_best(state, x_new, net(x_new)) | {"step": state["step"] + 1}
 
 
 def rising(z):
@@ -166,7 +174,7 @@ def rising(z):
 
 def test_run_takes_the_steps_that_the_search_says():
     recorded = Recorded(steps=5)
-    x_adv = run(recorded.search, rising, rows(0.5, 0.6), torch.tensor([0, 0]), 0.2)
+    x_adv = run_search(recorded.search, rising, rows(0.5, 0.6), torch.tensor([0, 0]), 0.2)
     assert recorded.steps == 5
     assert recorded.grad == [False] * 5
     torch.testing.assert_close(x_adv, rows(0.55, 0.65))
@@ -178,13 +186,13 @@ def test_run_takes_the_steps_that_the_search_says():
 
 def test_without_steps_run_gives_x():
     x = rows(0.5, 0.6)
-    assert torch.equal(run(Recorded(steps=0).search, rising, x, torch.tensor([0, 0]), 0.2), x)
+    assert torch.equal(run_search(Recorded(steps=0).search, rising, x, torch.tensor([0, 0]), 0.2), x)
 
 
 def test_run_tries_each_target_with_each_restart_and_other_keys():
     recorded = Recorded(targets=9, restarts=3)
     y = torch.tensor([0, 1])
-    run(recorded.search, rising, rows(0.5, 0.6), y, 0.2)
+    run_search(recorded.search, rising, rows(0.5, 0.6), y, 0.2)
     targets = [begun["target"].tolist() for begun in recorded.begun]
     assert targets == [[1, 2]] * 3 + [[2, 0]] * 3  # by the clean logits -u, u, u / 2
     keys = torch.stack([begun["keys"] for begun in recorded.begun])
@@ -202,7 +210,7 @@ def test_run_keeps_the_best_of_the_tries_sample_by_sample():
         return state["x"] + far[:, None, None, None]
 
     recorded = Recorded(steps=2, towards=towards, restarts=4)
-    x_adv = run(recorded.search, rising, rows(0.5, 0.6, 0.7), torch.tensor([0, 0, 0]), 0.2)
+    x_adv = run_search(recorded.search, rising, rows(0.5, 0.6, 0.7), torch.tensor([0, 0, 0]), 0.2)
     torch.testing.assert_close(x_adv, rows(0.7, 0.55, 0.9))
 
 
@@ -210,14 +218,14 @@ def test_of_equal_tries_run_keeps_the_first():
     recorded = Recorded(
         steps=1, towards=lambda state: state["x"] + 0.01 * (state["key"] % 3)[:, None, None, None], restarts=3
     )
-    x_adv = run(recorded.search, lambda z: torch.zeros(len(z), 3), rows(0.5, 0.6), torch.tensor([0, 0]), 0.2)
+    x_adv = run_search(recorded.search, lambda z: torch.zeros(len(z), 3), rows(0.5, 0.6), torch.tensor([0, 0]), 0.2)
     assert torch.equal(x_adv, rows(0.5, 0.6))
 
 
 def test_run_draws_its_keys_from_the_generator_and_none_is_seed_zero():
     def keys(**given):
         recorded = Recorded(restarts=2)
-        run(recorded.search, rising, rows(0.5, 0.6), torch.tensor([0, 0]), 0.2, **given)
+        run_search(recorded.search, rising, rows(0.5, 0.6), torch.tensor([0, 0]), 0.2, **given)
         return torch.stack([begun["keys"] for begun in recorded.begun])
 
     before = torch.get_rng_state()
@@ -236,7 +244,7 @@ def test_run_lends_the_model_in_eval_mode_and_puts_it_back(make_net, make_batch)
         return state["x"]
 
     with pytest.raises(RuntimeError, match="fault"):
-        run(Recorded(steps=4, towards=towards).search, net, x, y, budget)
+        run_search(Recorded(steps=4, towards=towards).search, net, x, y, budget)
     assert seen == [(False, False)] * 3
     assert net.training
     assert all(p.requires_grad for p in net.parameters())
@@ -245,15 +253,15 @@ def test_run_lends_the_model_in_eval_mode_and_puts_it_back(make_net, make_batch)
 @pytest.mark.parametrize(
     ("x", "budget", "message"),
     [
-        (torch.full((2, 1, 2, 2), 255.0), 0.1, r"images lie in \[255.0, 255.0\]"),
-        (torch.full((2, 1, 2, 2), 0.5), 8.0, "budget 8.0 is not from 0 to 1"),
-        (torch.full((2, 1, 2, 2), 0.5), torch.full((2, 1, 2, 2), -0.1), "the budget lies in"),
+        (torch.full((2, 1, 2, 2), 255.0), 0.1, r"images are in \[255.0, 255.0\]"),
+        (torch.full((2, 1, 2, 2), 0.5), 8.0, r"budget 8.0 is not in \[0, 1\]"),
+        (torch.full((2, 1, 2, 2), 0.5), torch.full((2, 1, 2, 2), -0.1), "the budget is in"),
     ],
 )
 def test_run_refuses_what_no_attack_can_begin_with(x, budget, message):
     recorded = Recorded()
     with pytest.raises(UserError, match=message):
-        run(recorded.search, rising, x, torch.tensor([0, 0]), budget)
+        run_search(recorded.search, rising, x, torch.tensor([0, 0]), budget)
     assert recorded.begun == []
 
 
@@ -275,5 +283,5 @@ def test_run_takes_a_frozen_view_as_it_takes_the_model(make_batch):
             return self.head(self.features(z))
 
     model = Linear()
-    results = [run(Recorded(steps=3).search, net, x, y, budget) for net in (model, Folding(model)())]
+    results = [run_search(Recorded(steps=3).search, net, x, y, budget) for net in (model, Folding(model)())]
     torch.testing.assert_close(*results)

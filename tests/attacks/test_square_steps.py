@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pixelpart.attacks.search import run
+from pixelpart.attacks.search import run_search
 from pixelpart.attacks.square import square, square_search
 from pixelpart.errors import UserError
 from squares import KEYS, one_by_one, trail
@@ -146,7 +146,7 @@ def test_a_float_budget_equals_the_same_budget_everywhere(make_net, make_batch):
 
 def test_the_function_runs_the_search(make_net, make_batch):
     net, (x, y, budget) = make_net(), make_batch(16)
-    plain, rescaled = (run(square_search(40, rescale=rescale), net, x, y, budget) for rescale in (False, True))
+    plain, rescaled = (run_search(square_search(40, rescale=rescale), net, x, y, budget) for rescale in (False, True))
     assert torch.equal(square(net, x, y, budget, queries=40), plain)
     assert torch.equal(square(net, x, y, budget, queries=40, rescale=True), rescaled)
     assert not torch.equal(plain, rescaled)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from pixelpart.attacks import SEARCHES, TOGETHER
+from pixelpart.attacks import COMBINED, SEARCHES
 from pixelpart.cli.main import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation.attack_spec import parse_attack
@@ -36,7 +36,7 @@ def test_a_name_says_the_norm_and_may_say_eps(name, kind, norm, eps):
 
 
 def test_the_parts_of_a_name_are_the_searches_that_it_stands_for():
-    assert parse_attack("apgd-l1@3").parts == TOGETHER["apgd-l1"]
+    assert parse_attack("apgd-l1@3").parts == COMBINED["apgd-l1"]
     assert parse_attack("apgd-t-l2@3").parts == {"apgd-t-l2": SEARCHES["apgd-t-l2"]}
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pixelpart.attacks.search import spread, targets_of
+from pixelpart.attacks.search import budget_per_sample, target_classes
 
 NORMS = ["l2", "l1"]
 RADII = {"l2": 0.1, "l1": 0.4}
@@ -22,7 +22,7 @@ class Watched:
 def begun(search, net, x, y, budget, keys=None):
     """The state of a search before its first step; the target is the likeliest wrong class."""
     keys = torch.arange(len(x)) if keys is None else keys
-    return search.begin(x, y, spread(budget, x), keys, targets_of(net.eval()(x).detach(), y, 0))
+    return search.begin(x, y, budget_per_sample(budget, x), keys, target_classes(net.eval()(x).detach(), y, 0))
 
 
 @torch.no_grad()
