@@ -6,11 +6,52 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pixelpart.kernels import conv3x3, conv64, cuda
 
 PROCESSORS = 132
+hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+on_hopper = pytest.mark.skipif(not hopper, reason="the kernels use instructions of Hopper GPUs")
+
+
+def numbers(*shape: int, device: str = "cuda", seed: int = 0) -> Tensor:
+    """Normal bf16 numbers; a 4d tensor is channels last."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(device, torch.bfloat16)
+    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
+
+
+def exact_forward(
+    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: int = 1, extra: conv3x3.Extra | None = None
+) -> Tensor:
+    out = F.conv2d(x.double(), weight.double(), bias.double(), stride, 1)
+    if extra is not None:
+        assert extra.bias is not None
+        step = extra.x.shape[2] // out.shape[2]
+        out = out + F.conv2d(extra.x.double(), extra.weight.double(), extra.bias.double(), step)
+    return (out if other is None else out + other).relu()
+
+
+def exact_backward(
+    grad: Tensor,
+    weight: Tensor,
+    rectified: Tensor,
+    other: Tensor | None,
+    stride: int = 1,
+    extra: conv3x3.Extra | None = None,
+) -> Tensor:
+    rest = stride - 1
+    out = F.conv_transpose2d(grad.double(), weight.double(), None, stride, 1, rest)
+    if extra is not None:
+        out = out + F.conv_transpose2d(extra.x.double(), extra.weight.double(), None, stride, 0, rest)
+    return torch.where(rectified > 0, out if other is None else out + other, 0)
+
+
+def assert_rounded_once(ours: Tensor, exact: Tensor, *, atol: float) -> None:
+    """bf16 has eight bits, so half a step is 2^-9 of a number; sums of products in fp32 add little to that."""
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-8, atol=atol)
 
 
 class Emulated:
