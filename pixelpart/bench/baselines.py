@@ -1,10 +1,11 @@
-"""The usual way of doing it: eager fp32 in torch's default layout, batch norm as it is, masks one image at a time.
+"""The usual way: eager fp32 in torch's default layout, batch norm not folded, masks one image at a time.
 
-What is computed is what our own code computes, from the same draws (tests hold the two together); only how differs, and
-that follows the code that people run. Nothing here uses pixelpart's attacks, objectives or maps.
+It computes what our code computes, from the same draws (tests compare the two), in the way of the code that people run.
+Nothing here uses pixelpart's attacks, objectives or maps.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from pixelpart import masks
+from pixelpart.config import Config
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, BudgetMap, Heatmap, Images, Labels
 
@@ -21,14 +23,14 @@ BETA = 6.0
 
 
 def by_backward(loss: Tensor, x_adv: Tensor) -> Tensor:
-    """The gradient as most hand-written loops get it, PART's and Madry-style ones: all weights get one as well."""
+    """The gradient as most hand-written loops compute it, PART's and Madry's: with that of all weights."""
     loss.backward()
     assert x_adv.grad is not None
     return x_adv.grad
 
 
 def by_grad(loss: Tensor, x_adv: Tensor) -> Tensor:
-    """The gradient as torchattacks, AutoAttack and TRADES get it: for the images alone."""
+    """The gradient as torchattacks, AutoAttack and TRADES compute it: for the images only."""
     return torch.autograd.grad(loss, x_adv)[0]
 
 
@@ -51,24 +53,24 @@ def pgd(
     for _ in range(steps):
         x_adv.requires_grad_()
         grad = gradient(F.cross_entropy(model(x_adv), y), x_adv)
-        x_adv = _inside(x_adv.detach() + step_size * grad.sign(), x, budget)
+        x_adv = _project(x_adv.detach() + step_size * grad.sign(), x, budget)
     return x_adv
 
 
 def trades_attack(
     model: Classifier, x: Images, budget: Budget, noise: Images, *, step_size: float, steps: int
 ) -> Images:
-    """PGD on the KL divergence from x + 0.001 noise; the clean logits anew in every step, as in TRADES' own code."""
-    x_adv = _inside(x + 0.001 * noise, x, budget)
+    """PGD on the KL divergence from x + 0.001 noise; the clean logits anew in every step, as in TRADES' code."""
+    x_adv = _project(x + 0.001 * noise, x, budget)
     for _ in range(steps):
         x_adv.requires_grad_()
         loss = F.kl_div(model(x_adv).log_softmax(1), model(x).softmax(1), reduction="sum")
         grad = by_grad(loss, x_adv)
-        x_adv = _inside(x_adv.detach() + step_size * grad.sign(), x, budget)
+        x_adv = _project(x_adv.detach() + step_size * grad.sign(), x, budget)
     return x_adv
 
 
-def _inside(x_adv: Images, x: Images, budget: Budget) -> Images:
+def _project(x_adv: Images, x: Images, budget: Budget) -> Images:
     delta = x_adv - x
     delta = torch.where(delta > budget, budget, delta)
     delta = torch.where(delta < -budget, -budget, delta)
@@ -78,26 +80,26 @@ def _inside(x_adv: Images, x: Images, budget: Budget) -> Images:
 # -- masks, on a model in eval mode
 
 
-def heatmaps(model: Classifier, x: Images, *, whole: bool = True) -> Heatmap:
-    """GradCAM of the predicted class for one image after the other, scaled to [0,1], enlarged by PIL.
+def heatmaps(model: Classifier, x: Images, *, to_weights: bool = True) -> Heatmap:
+    """GradCAM of the predicted class, one image after the other, scaled to [0,1] and enlarged by PIL.
 
-    `whole`: the score's gradient goes back to every weight, as in the version of torchcam that PART's code asks for;
-    otherwise to the activation alone, as in later ones.
+    The score's gradient goes back to every weight, as in the version of torchcam that PART's code requires; else to the
+    activation only, as in later versions.
     """
-    return torch.stack([_heatmap(model, image, whole=whole) for image in x])
+    return torch.stack([_heatmap(model, image, to_weights=to_weights) for image in x])
 
 
-def budgets(model: Classifier, x: Images, *, eps: float, eps_low: float, whole: bool = True) -> BudgetMap:
-    """The budget of one image after the other, by the rule `mean`."""
-    heats = heatmaps(model, x, whole=whole)
+def budgets(model: Classifier, x: Images, *, eps: float, eps_low: float, to_weights: bool = True) -> BudgetMap:
+    """The budgets by the rule `mean`, one image after the other."""
+    heats = heatmaps(model, x, to_weights=to_weights)
     return torch.cat([masks.budget(heat[None], eps=eps, eps_low=eps_low) for heat in heats])
 
 
-def _heatmap(model: Classifier, image: Tensor, *, whole: bool) -> Tensor:
+def _heatmap(model: Classifier, image: Tensor, *, to_weights: bool) -> Tensor:
     acts = model.features(image[None])
     logits = model.head(acts)
     score = logits[0, int(logits.argmax())]
-    if whole:
+    if to_weights:
         model.zero_grad()
         acts.retain_grad()
         score.backward()
@@ -122,14 +124,14 @@ def at_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tensor:
 
 
 def trades_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tensor:
-    """As in TRADES' own code: the clean batch goes through the model twice, which moves batch norm's averages twice."""
+    """As in TRADES' code: the clean batch passes the model twice, which updates batch norm's statistics twice."""
     natural = F.cross_entropy(model(x), y)
     robust = F.kl_div(model(x_adv).log_softmax(1), model(x).softmax(1), reduction="sum") / len(x)
     return natural + BETA * robust
 
 
 def mart_loss(model: Classifier, x: Images, x_adv: Images, y: Labels) -> Tensor:
-    """By probabilities, as in MART's own code, with its constants that keep the logarithms finite."""
+    """By probabilities, as in MART's code, with its constants that keep the logarithms finite."""
     clean, adv = model(x).softmax(1), model(x_adv)
     p = adv.softmax(1)
     runner_up = p.scatter(1, y[:, None], 0.0).argmax(1)
@@ -145,27 +147,23 @@ def train_step(
     x: Images,
     y: Labels,
     noise: Images,
-    *,
     method: str,
-    eps: float,
-    eps_low: float,
-    step_size: float,
-    steps: int,
+    config: Config,
 ) -> Tensor:
-    """One step of a method as PART's authors take it; the loss comes back."""
+    """Takes one step of a method as PART's authors do, and returns the loss."""
     model.eval()
+    attack: dict[str, Any] = {"step_size": config.attack.step_size, "steps": config.attack.steps}
+    eps, eps_low = config.eps, config.eps_low
     budget = budgets(model, x, eps=eps, eps_low=eps_low) if method.startswith("part") else eps
     if method in ("trades", "part-t"):
-        x_adv, loss_of = trades_attack(model, x, budget, noise, step_size=step_size, steps=steps), trades_loss
+        x_adv, loss_of = trades_attack(model, x, budget, noise, **attack), trades_loss
     elif method in ("mart", "part-m"):
-        start = 0.001 * noise / budget  # so that x + budget * start is where MART begins
-        x_adv = pgd(model, x, y, budget, start, step_size=step_size, steps=steps, gradient=by_grad)
-        loss_of = mart_loss
+        start = 0.001 * noise / budget  # so that x + budget * start is where MART starts
+        x_adv, loss_of = pgd(model, x, y, budget, start, gradient=by_grad, **attack), mart_loss
     else:
-        # AT's attack comes from torchattacks, PART's is a loop of their own
+        # AT's attack is that of torchattacks, PART's is a loop of its own
         gradient = by_backward if method == "part" else by_grad
-        x_adv = pgd(model, x, y, budget, noise, step_size=step_size, steps=steps, gradient=gradient)
-        loss_of = at_loss
+        x_adv, loss_of = pgd(model, x, y, budget, noise, gradient=gradient, **attack), at_loss
     model.train()
     optimizer.zero_grad()
     loss = loss_of(model, x, x_adv, y)

@@ -1,4 +1,4 @@
-"""Wall time and memory of functions that do the same work, and the table they end up in."""
+"""Wall time and memory of functions that do the same work, and the table of results."""
 
 import dataclasses
 import gc
@@ -22,35 +22,35 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way of doing the work. `ratio`: how many times as fast as `baseline` it is, in the median of the rounds."""
+class BenchRow:
+    """One way of doing the work. `ratio` is its speed over that of `baseline`, in the median of the rounds."""
 
     what: str
     baseline: str
     milliseconds: float
     ratio: float
     images_per_second: float
-    times: list[float]  # milliseconds of every repeat, the median of which is above
-    peak_mib: float | None = None  # on a GPU: what the work adds to the memory in use, weights and all
-    tflops: float | None = None  # on a GPU, where it is known: useful operations a second, in units of 1e12
+    times: list[float]  # milliseconds of every round; `milliseconds` is their median
+    peak_mib: float | None = None  # GPU only: memory that the work adds at its peak, weights included
+    tflops: float | None = None  # GPU only, if known: useful operations per second, in units of 1e12
 
 
 @dataclass
-class Report:
-    """What one bench measured: rows, and single figures that follow from them."""
+class BenchReport:
+    """The rows of one bench, and single figures computed from them."""
 
     bench: str
     settings: dict[str, Any]
     machine: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what a reader of the figures has to know
 
-    def __getitem__(self, what: str) -> Row:
+    def __getitem__(self, what: str) -> BenchRow:
         return next(row for row in self.rows if row.what == what)
 
     def note(self, line: str) -> None:
-        """Adds to the notes, once."""
+        """Adds a note, once."""
         self.notes += [] if line in self.notes else [line]
 
     def as_json(self) -> dict[str, Any]:
@@ -65,73 +65,69 @@ class Report:
             line = f"{row.what:<{wide}} {row.milliseconds:>10.2f} {row.ratio:>7.2f}x"
             line += f" {1e6 / row.images_per_second:>10.1f} {row.images_per_second:>10.0f}"
             if on_gpu:
-                line += f" {_or_blank(row.peak_mib):>10} {_or_blank(row.tflops):>9}"
+                peak, tflops = ("" if value is None else f"{value:.0f}" for value in (row.peak_mib, row.tflops))
+                line += f" {peak:>10} {tflops:>9}"
             lines.append(line)
         lines += [f"{name}: {value:.3f}" for name, value in self.figures.items()]
         named = ", ".join(f"{key} {value}" for key, value in (self.settings | self.machine).items())
         return "\n".join([*lines, *self.notes, f"{named}, torch {torch.__version__}"])
 
 
-def _or_blank(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
+@dataclass
+class Bench:
+    """A bench that is being run: where, how often, and the report that it fills."""
 
+    report: BenchReport
+    device: torch.device
+    repeats: int
+    say: Say
 
-def compare(
-    makers: Mapping[str, Callable[[], Run]],
-    *,
-    device: torch.device,
-    images: int,
-    repeats: int,
-    say: Say,
-    against: Mapping[str, str] | None = None,
-    memory: bool = True,
-) -> list[Row]:
-    """A row for each way of doing the work; its baseline is the one named in `against`, else the first.
+    def measure(
+        self,
+        makers: Mapping[str, Callable[[], Run]],
+        *,
+        images: int,
+        against: Mapping[str, str] | None = None,
+        memory: bool = True,
+    ) -> list[BenchRow]:
+        """A row for each way of doing the work; its baseline is named in `against` (default: the first way).
 
-    A maker does what is done once (build, compile) and returns what is timed. The ways take turns, round by round, so
-    that a machine that slows down slows all of them. Memory, if it is asked for, is that of one way made and run alone,
-    after the timing, when cuDNN has its algorithms.
-    """
-    runs = {what: make() for what, make in makers.items()}
-    times, calls = {what: list[float]() for what in makers}, {}
-    for what, run in runs.items():
-        say(f"{what}: warm-up")
-        once(run, device)
-        calls[what] = calls_of(run, device)
-    for number in range(repeats):
+        A maker does what is done once (build, compile) and returns the function to time. The ways take turns, round by
+        round, so that a slow phase of the machine affects all of them. Memory is measured after the timing, when cuDNN
+        has chosen its algorithms, with each way made and run on its own.
+        """
+        runs = {what: make() for what, make in makers.items()}
+        times, calls = {what: list[float]() for what in makers}, {}
         for what, run in runs.items():
-            times[what].append(once(run, device, calls=calls[what]))
-            say(f"{what}: {times[what][-1]:.1f} ms, {number + 1} of {repeats}")
-    del runs, run
-    peaks = {what: peak_mib(make, device) if memory else None for what, make in makers.items()}
-    bases = against or dict.fromkeys(makers, next(iter(makers)))
-    middle = {what: statistics.median(values) for what, values in times.items()}
-    return [
-        Row(
-            what,
-            bases[what],
-            milliseconds=middle[what],
-            ratio=over(times[bases[what]], times[what]),
-            images_per_second=1000 * images / middle[what],
-            times=times[what],
-            peak_mib=peaks[what],
-        )
-        for what in makers
-    ]
+            self.say(f"{what}: warm-up")
+            milliseconds(run, self.device)
+            calls[what] = calls_per_round(run, self.device)
+        for number in range(self.repeats):
+            for what, run in runs.items():
+                times[what].append(milliseconds(run, self.device, calls=calls[what]))
+                self.say(f"{what}: {times[what][-1]:.1f} ms, {number + 1} of {self.repeats}")
+        del runs, run
+        rows = []
+        for what, make in makers.items():
+            base, median = against[what] if against else next(iter(makers)), statistics.median(times[what])
+            ratio, peak = median_ratio(times[base], times[what]), peak_mib(make, self.device) if memory else None
+            rows.append(BenchRow(what, base, median, ratio, 1000 * images / median, times[what], peak))
+        self.report.rows += rows
+        return rows
 
 
-def over(times: Sequence[float], others: Sequence[float]) -> float:
-    """How many times the others the times are, in the median of the rounds: a slow round has slowed both."""
+def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """The median over rounds of times / others: a slow round slows both."""
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
-def calls_of(run: Run, device: torch.device) -> int:
-    """Several calls back to back on a GPU, as in a training loop, where the host runs ahead; one of what takes long."""
-    return 5 if device.type == "cuda" and once(run, device) < 500 else 1
+def calls_per_round(run: Run, device: torch.device) -> int:
+    """5 calls back to back on a GPU, where the host runs ahead as in a training loop; 1 if a call takes long."""
+    return 5 if device.type == "cuda" and milliseconds(run, device) < 500 else 1
 
 
-def once(run: Run, device: torch.device, *, calls: int = 1) -> float:
-    """Milliseconds that a call takes, from an idle device to an idle device."""
+def milliseconds(run: Run, device: torch.device, *, calls: int = 1) -> float:
+    """The time of a call, from an idle device to an idle device."""
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(calls):
@@ -148,13 +144,10 @@ def once(run: Run, device: torch.device, *, calls: int = 1) -> float:
 
 
 def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
-    """What making and running it adds to the memory in use at its peak, in MiB; None on a CPU.
-
-    A captured graph takes its memory while it is captured, so that is inside.
-    """
+    """The memory in MiB that making and running it adds at its peak, captured graphs included; None on a CPU."""
     if device.type != "cuda":
         return None
-    gc.collect()  # what came before is gone now, and not in the middle of this
+    gc.collect()  # frees the memory of what ran before
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -167,7 +160,7 @@ def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
 
 @contextmanager
 def arithmetic(device: torch.device, precision: str = "bf16") -> Iterator[None]:
-    """The same switches for all that is compared: on a GPU those of training, also for the baselines; on a CPU IEEE."""
+    """The same arithmetic for ours and the baselines: on a GPU that of training, on a CPU IEEE fp32."""
     fast = device.type == "cuda" and precision != "fp32"
     with current(device), fast_arithmetic() if fast else ieee_fp32(device):
         yield
@@ -179,7 +172,4 @@ def machine(device: torch.device) -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     name = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-    return {
-        "device": f"{name} ({torch.backends.cpu.get_cpu_capability()})",
-        "threads": torch.get_num_threads(),
-    }
+    return {"device": f"{name} ({torch.backends.cpu.get_cpu_capability()})", "threads": torch.get_num_threads()}

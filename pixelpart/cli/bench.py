@@ -1,6 +1,5 @@
 """`pixelpart bench`."""
 
-import importlib
 from typing import Any
 
 from pixelpart import bench as benches
@@ -12,7 +11,7 @@ from pixelpart.runtime.progress import Screen
 def bench(args: list[str]) -> None:
     """Measures speed next to the usual way: bench train | attack | cam | scale | stream | autoattack RUN."""
     parser = Parser("bench", bench.__doc__)
-    parser.add_argument("what", choices=benches.KINDS)
+    parser.add_argument("what", choices=benches.BENCHES)
     parser.add_argument("run", nargs="?", metavar="RUN", help="autoattack: run folder of the model to attack")
     parser.add_argument("--model", help="network, or module:function (default: resnet18)")
     parser.add_argument(
@@ -37,7 +36,7 @@ def bench(args: list[str]) -> None:
         value = getattr(found, name)
         if value is None:
             continue
-        if name not in benches.TAKES[found.what]:
+        if name not in benches.BENCHES[found.what][1]:
             option = "a run folder" if name == "run" else f"--{name.replace('_', '-')}"
             raise UserError(f"bench {found.what} does not take {option}")
         settings[name] = benches.parse_methods(value) if name == "methods" else value
@@ -49,5 +48,5 @@ def bench(args: list[str]) -> None:
         from pixelpart import models
 
         models.use(found.model)
-    run_bench = getattr(importlib.import_module(f"pixelpart.bench.{found.what}"), f"bench_{found.what}")
-    print_result(run_bench(say=Screen(quiet=found.quiet).say, **settings), as_json=found.json)
+    report = benches.run(found.what, say=Screen(quiet=found.quiet).say, **settings)
+    print_result(report, as_json=found.json)
