@@ -112,16 +112,13 @@ def test_a_model_that_is_somewhat_better_on_another_scale_is_detected():
     assert "0 to 255" in warning
 
 
-def test_predicting_the_most_frequent_class_is_not_better(light):
-    only = ImageSet(light.images[50:], light.labels[50:], light.device)
-    assert warnings_of(Light(lambda x: x / 255), only) == []
-
-
-def test_grey_images_are_checked_too(light):
+def test_grey_images_are_checked_and_one_class_for_all_is_not_better(light):
     grey = ImageSet(light.images[:, :1], light.labels, light.device)
     assert warnings_of(Light(), grey) == []
     (warning,) = warnings_of(Light(lambda x: x / 255), grey)
     assert "0 to 255" in warning
+    only = ImageSet(light.images[50:], light.labels[50:], light.device)
+    assert warnings_of(Light(lambda x: x / 255), only) == []
 
 
 @pytest.mark.parametrize(("wins", "losses", "better"), [(10, 0, True), (9, 0, False), (20, 3, True), (20, 5, False)])
@@ -284,21 +281,33 @@ def test_settings_that_weaken_an_attack_are_reported(eps, settings, warning):
     assert all(warning in text for text in found)
 
 
+@pytest.mark.parametrize(
+    ("left", "broken"),
+    [
+        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 446}, 3),
+        ({"apgd-ce": 500, "apgd-t": 450, "fab-t": 449, "square": 447}, 0),  # 0.2 %
+        ({"apgd-ce": 500, "square": 300, "apgd-t": 299}, 0),  # a white-box attack breaks as many after it
+        ({"apgd-ce": 500, "square": 300, "apgd-t": 310}, 10),
+        ({"square": 10}, 0),
+        ({"apgd-ce": 500, "apgd-t": 450}, 0),
+    ],
+)
+def test_square_must_not_break_images_that_white_box_attacks_do_not(left, broken):
+    found = [warning.partition(" images")[0] for warning in sanity.square_warnings(left, 1000)]
+    assert found == [f"Square, which uses no gradient, broke {broken} of 1000"] * (broken > 0)
+
+
 # -- in evaluate
 
 
-def test_warnings_are_stored_with_the_results_that_they_are_about(net, pair, tmp_path):
-    settings = {"data": pair, "eps": 0.03, "step_size": 0.01, "out": tmp_path}
+def test_warnings_are_stored_with_the_results_that_they_are_about(net, pair, light):
+    settings = {"data": pair, "eps": 0.03, "step_size": 0.01}
     result = evaluate(net.train(), attacks=["natural", "pgd3", "pgd2"], **settings)
     assert result["natural"].warnings == result["pgd3"].warnings == [sanity.TRAIN_MODE]
     short = sanity.settings_warnings(0.03, {"steps": 2, "step_size": 0.01})
     assert result["pgd2"].warnings == result.entries[2]["warnings"] == [sanity.TRAIN_MODE, *short]
-
-
-def test_natural_accuracy_needs_no_gradient(light):
-    result = evaluate(Light(stairs), data=(light.images, light.labels), attacks=["natural", "pgd4"])
-    assert result["natural"].warnings == []
-    assert len(result["pgd4"].warnings) == 2
+    masked = evaluate(Light(stairs), data=(light.images, light.labels), attacks=["natural", "pgd4"])
+    assert [len(masked[name].warnings) for name in ("natural", "pgd4")] == [0, 2]
 
 
 def test_the_checks_change_neither_model_nor_numbers(net, pair, monkeypatch):
