@@ -27,7 +27,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "Run": "pixelpart.runs",
     "check": "pixelpart.evaluation.checks.obfuscation",
     "corruptions": "pixelpart.evaluation.corruptions",
@@ -37,9 +37,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms and functions are imported when first used: torch takes a second, and `--help` should not."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    """Imports submodules and functions on first use, so that `pixelpart --help` does not wait for torch."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     if name in __all__:
         return importlib.import_module(f"pixelpart.{name}")
     raise AttributeError(f"module 'pixelpart' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What can go wrong, told apart by whose move it is."""
+"""Errors, and the message for a name that is not in a table."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -7,15 +7,15 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: one line with the value and the choices; the command line exits with 2."""
+    """A user's mistake. The message is one line with the value and the choices; the command line exits with 2."""
 
 
 class Diverged(RuntimeError):
-    """Training gave a number that is not finite; the last good checkpoint is kept, the command line exits with 1."""
+    """The training loss became NaN or infinite. The last good checkpoint is kept; the command line exits with 1."""
 
 
 def choose(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of a room's table, or a UserError that names the choices."""
+    """table[name]; UserError with the choices if there is no such entry."""
     if name not in table:
         raise unknown(what, name, table)
     return table[name]

@@ -50,14 +50,14 @@ def evaluate(args: list[str]) -> int:
     if found.workers == 1:
         measure(found)
         return 0
-    from pixelpart.runtime.world import launch, tell_launcher
+    from pixelpart.runtime.world import launch, report_to_launcher
 
     if "WORLD_SIZE" not in os.environ:
         return launch(found.workers, ["evaluate", *args])
     try:
         measure(found)
     except UserError as error:
-        return tell_launcher(error)
+        return report_to_launcher(error)
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Runs that belong together: several trainings, their evaluation, and what follows from them."""
+"""Experiments: several runs, trained, evaluated and compared."""

@@ -1,4 +1,4 @@
-"""The thin whole: AT and PART on the embedded set, attacked and explained."""
+"""The demo: AT and PART on the built-in data set, trained, evaluated and explained."""
 
 from pathlib import Path
 
@@ -16,11 +16,13 @@ from pixelpart.runtime.progress import Screen
 def run_demo(
     out: Path, *, seed: int = 0, device: torch.device | str | None = None, screen: Screen | None = None
 ) -> list[Run]:
-    """Both runs, each trained, evaluated and explained in a folder under `out`; a second call goes on or reuses."""
-    return [_run_one(name, out / name, seed, device, screen or Screen()) for name in ("shapes-at", "shapes-part")]
+    """Both runs, each in a folder under `out`; a second call resumes them or reuses their results."""
+    return [
+        _train_and_evaluate(name, out / name, seed, device, screen or Screen()) for name in ("shapes-at", "shapes-part")
+    ]
 
 
-def _run_one(name: str, out: Path, seed: int, device: torch.device | str | None, screen: Screen) -> Run:
+def _train_and_evaluate(name: str, out: Path, seed: int, device: torch.device | str | None, screen: Screen) -> Run:
     run = train(recipes.RECIPES[name](seed=seed), out, device=device, screen=screen)
     with screen.bars() as move:
 
@@ -29,5 +31,5 @@ def _run_one(name: str, out: Path, seed: int, device: torch.device | str | None,
 
         result = evaluate(run, attacks=DEFAULT_ATTACKS, device=device, progress=show)
     explain(run, device=device)
-    screen.say(f"{name}, the checkpoint that did best on held-out images:\n{result}")
+    screen.say(f"{name}, best checkpoint on held-out images:\n{result}")
     return run

@@ -1,1 +1,1 @@
-"""What the code runs on: device, precision, processes, progress on a terminal, user code."""
+"""Device, precision, processes, progress display, and user code."""

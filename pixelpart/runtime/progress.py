@@ -1,4 +1,4 @@
-"""What a long job shows: live bars with rate and time left on a terminal, plain lines elsewhere, nothing if quiet."""
+"""Progress of long jobs: live bars with rate and time left on a terminal, plain lines elsewhere, nothing if quiet."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,24 +9,24 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, T
 from rich.progress import Progress as LiveBars
 from rich.text import Text
 
-Progress = Callable[[str, int, int, str], None]  # title, done, total (0: unknown), a note behind the bar
+Progress = Callable[[str, int, int, str], None]  # title, done, total (0: unknown), note after the bar
 
 
 class Screen:
-    """Shows the progress of jobs, on stderr; results go to stdout and are not its business."""
+    """Shows lines and progress bars on stderr; results go to stdout."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.console = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
 
     def say(self, line: str) -> None:
-        """One line that stays."""
+        """Prints a line."""
         if not self.quiet:
             self.console.print(line, markup=False)
 
     @contextmanager
     def bars(self, unit: str = "images") -> Iterator[Progress]:
-        """A function that moves the bar of a title, which its first call makes; off a terminal it does nothing."""
+        """Yields a function that updates the bar of a title, created on first use; no-op without a terminal."""
         if self.quiet or not self.console.is_terminal:
             yield silent
             return
@@ -41,16 +41,16 @@ class Screen:
         tasks: dict[str, TaskID] = {}
         with LiveBars(*columns, console=self.console, speed_estimate_period=10) as live:
 
-            def move(title: str, done: int, total: int, note: str) -> None:
+            def update(title: str, done: int, total: int, note: str) -> None:
                 if title not in tasks:
                     tasks[title] = live.add_task(title, total=total or None, completed=done, unit=unit, note=note)
                 live.update(tasks[title], completed=done, total=total or None, note=note)
 
-            yield move
+            yield update
 
 
 def silent(title: str, done: int, total: int, note: str = "") -> None:
-    """Progress that shows nothing."""
+    """A Progress that shows nothing."""
 
 
 class RateColumn(ProgressColumn):

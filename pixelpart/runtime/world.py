@@ -1,4 +1,4 @@
-"""Who else takes part in a run: one process, or `size` of them, each with its slice of the work."""
+"""The processes of a run: one, or `size` of them, each with its slice of the work."""
 
 import json
 import logging
@@ -18,24 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
+    """This process's rank among `size` processes, and the operations that connect them."""
+
     rank: int = 0
     size: int = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that writes to disk and to the screen."""
+        """Whether this process writes to disk and to the screen."""
         return self.rank == 0
 
     def share(self, n: int) -> slice:
-        """This process's slice of a batch of n images; all of it where there is not one for every process."""
+        """This process's slice of a batch of n images; the whole batch if there are fewer images than processes."""
         return self.slice(n) if n >= self.size else slice(0, n)
 
     def slice(self, n: int) -> slice:
-        """This process's share of n rows: contiguous, and within one row of every other share."""
+        """This process's rows of n: contiguous; the sizes of all slices differ by at most one."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def total(self, tensor: "Tensor") -> "Tensor":
-        """The sum of what the processes have, in all of them."""
+        """The sum of the tensor over all processes."""
         if self.size == 1:
             return tensor
         import torch.distributed as dist
@@ -46,7 +48,7 @@ class World:
         return summed
 
     def wait(self) -> None:
-        """Returns when every process is here."""
+        """Waits until every process has called it."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -54,7 +56,7 @@ class World:
                 dist.barrier()
 
     def any_of(self, flags: "Tensor") -> "Tensor":
-        """The flags that are set in any process, in all of them."""
+        """The flags that are set in any process."""
         return flags if self.size == 1 else self.total(flags.int()) > 0
 
 
@@ -62,17 +64,17 @@ class World:
 def _connected() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # the one that ended says why
+    except RuntimeError as error:  # the process that ended reports why
         raise ConnectionError(f"another process has ended: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """The world of this process: alone, or one of those that torchrun has started, which are connected meanwhile.
+    """The World of this process: one process, or those that torchrun started, connected while the context lasts.
 
-    A caller who has connected them already is left to it.
+    A process group that the caller has initialised is used and left open.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1  # others set one of them alone
+    size = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1  # torchrun sets both
     if size == 1:
         yield World()
         return
@@ -87,14 +89,14 @@ def joined() -> Iterator[World]:
     try:
         yield World(dist.get_rank(), size)
     finally:
-        gc.collect()  # gloo aborts at exit now and then if anything still holds on to the group
+        gc.collect()  # gloo may abort at exit if anything still refers to the group
         dist.destroy_process_group()
 
 
 def launch(workers: int, args: list[str]) -> int:
-    """Runs `pixelpart ARGS` in so many processes by torchrun's agent, and returns the exit code of the first to fail.
+    """Runs `pixelpart ARGS` in `workers` processes with torchrun's agent; returns the exit code.
 
-    When one fails the others are ended. What a worker hands over by `tell_launcher` is raised here, once.
+    If a worker fails, the others are ended. A UserError that a worker passes to `report_to_launcher` is raised here.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -104,7 +106,7 @@ def launch(workers: int, args: list[str]) -> int:
     config = LaunchConfig(
         1, 1, workers, run_id="pixelpart", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
     )
-    logging.disable(logging.CRITICAL)  # the agent's reports are for those who write such programs
+    logging.disable(logging.CRITICAL)  # the agent logs stack traces of its own
     try:
         elastic_launch(config, sys.executable)("-m", "pixelpart", *args)
     except ChildFailedError as error:
@@ -121,14 +123,14 @@ def launch(workers: int, args: list[str]) -> int:
     return 0
 
 
-def tell_launcher(error: UserError) -> int:
-    """Leaves a user's mistake where `launch` finds it; returns the exit code that says so."""
+def report_to_launcher(error: UserError) -> int:
+    """Writes the error to the file that `launch` reads; returns the exit code of a user's mistake."""
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": str(error)}), encoding="utf-8")
     return 2
 
 
 def local_device() -> str | None:
-    """The GPU of this process among those that torchrun has started on this machine, if it has one."""
+    """The GPU with the local rank that torchrun gave to this process, if there is one."""
     import torch
 
     number = os.environ.get("LOCAL_RANK")

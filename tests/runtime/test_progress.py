@@ -9,76 +9,55 @@ from rich.progress import Task
 from pixelpart.runtime.progress import RateColumn, Screen
 
 
-def on_terminal():
+@pytest.fixture
+def terminal():
     screen = Screen()
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
-    return screen, screen.console.file
+    return screen
 
 
-def test_off_a_terminal_lines_go_to_stderr_as_they_are(capsys):
+def test_without_a_terminal_lines_go_to_stderr_and_bars_show_nothing(capsys):
     screen = Screen()
     line = "epoch 1/3 [mask]: runs/:bug:/part, natural 12.0% " + "x" * 200
     screen.say(line)
+    with screen.bars() as update:
+        update("shapes-at", 1, 2, "epoch 1/2")
     assert capsys.readouterr() == ("", line + "\n")
 
 
-def test_off_a_terminal_bars_write_nothing(capsys):
-    with Screen().bars() as move:
-        move("shapes-at", 1, 2, "epoch 1/2")
-    assert capsys.readouterr() == ("", "")
-
-
-def test_quiet_means_quiet(capsys):
+def test_quiet_screen_shows_nothing(capsys):
     screen = Screen(quiet=True)
     screen.say("hello")
-    with screen.bars() as move:
-        move("shapes-at", 1, 2, "")
+    with screen.bars() as update:
+        update("shapes-at", 1, 2, "")
     assert capsys.readouterr() == ("", "")
 
 
-def test_on_a_terminal_a_bar_shows_title_share_and_note():
-    screen, file = on_terminal()
-    with screen.bars() as move:
-        move("shapes-[at]", 0, 200, "epoch 1/2")
-        move("shapes-[at]", 50, 200, "epoch [2]/2")
-    shown = file.getvalue()
-    assert "shapes-[at]" in shown
-    assert "25%" in shown
-    assert "epoch [2]/2" in shown
+def test_bars_show_title_percentage_and_note(terminal):
+    with terminal.bars() as update:
+        update("shapes-[at]", 0, 200, "epoch 1/2")
+        update("shapes-[at]", 50, 200, "epoch [2]/2")
+        update("natural", 10, 10, "90% right")
+        update("cifar10.tar.gz", 1000, 0, "")  # of unknown length
+    last = terminal.console.file.getvalue().split("shapes-[at]")[-1]
+    assert "25%" in last
+    assert "epoch [2]/2" in last
+    assert last.count("100%") == 1
+    assert "cifar10.tar.gz" in last
 
 
-def test_every_title_has_a_bar_of_its_own():
-    screen, file = on_terminal()
-    with screen.bars() as move:
-        move("natural", 10, 10, "90% right")
-        move("pgd20", 5, 10, "40% right")
-    last = file.getvalue().split("natural")[-1]
-    assert "100%" in last
-    assert "50%" in last
-
-
-def test_a_job_of_unknown_length_shows_no_share_that_is_made_up():
-    screen, file = on_terminal()
-    with screen.bars("B") as move:
-        move("cifar10.tar.gz", 1000, 0, "")
-    assert "cifar10.tar.gz" in file.getvalue()
-    assert "100%" not in file.getvalue()
-
-
-def test_bars_end_also_after_an_exception():
-    screen, file = on_terminal()
-
+def test_bars_end_after_an_exception(terminal):
     def stopped():
-        with screen.bars() as move:
-            move("shapes-at", 1, 2, "")
+        with terminal.bars() as update:
+            update("shapes-at", 1, 2, "")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stopped()
-    assert file.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is back
+    assert terminal.console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is visible again
 
 
-def test_rate_is_written_with_its_unit():
+def test_rate_has_a_unit():
     class Fast(Task):
         speed = 12345.6
 

@@ -1,4 +1,4 @@
-"""The ranks of a run share every batch out among them."""
+"""The slices of the processes, and how processes find each other."""
 
 import subprocess
 import sys
@@ -10,31 +10,19 @@ from hypothesis import strategies as st
 
 from pixelpart.runtime.world import World, joined, local_device
 
-SIZES = st.integers(1, 16)
 
-
-@given(st.integers(0, 500), SIZES)
-def test_the_shares_follow_each_other_and_cover_every_row_once(n, size):
-    rows = [row for rank in range(size) for row in range(n)[World(rank, size).slice(n)]]
-    assert rows == list(range(n))
-
-
-@given(st.integers(0, 500), SIZES)
-def test_no_share_is_more_than_one_row_larger_than_another(n, size):
-    lengths = [len(range(n)[World(rank, size).slice(n)]) for rank in range(size)]
-    assert max(lengths) - min(lengths) <= 1
-
-
-def test_one_process_alone_leads_and_takes_everything():
-    assert World().leads
-    assert World().slice(7) == slice(0, 7)
+@given(st.integers(0, 500), st.integers(1, 16))
+def test_slices_cover_every_row_once_and_differ_by_at_most_one_row(n, size):
+    slices = [range(n)[World(rank, size).slice(n)] for rank in range(size)]
+    assert [row for rows in slices for row in rows] == list(range(n))
+    assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
 def test_only_rank_zero_leads():
     assert [World(rank, 4).leads for rank in range(4)] == [True, False, False, False]
 
 
-def test_alone_unless_torchrun_says_otherwise(monkeypatch):
+def test_one_process_without_torchrun(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     for size in ("1", "4"):
         monkeypatch.setenv("WORLD_SIZE", size)
@@ -44,7 +32,7 @@ def test_alone_unless_torchrun_says_otherwise(monkeypatch):
     assert world.any_of(flags) is flags
 
 
-TALK = """
+PROGRAM = """
 import torch
 from pathlib import Path
 from pixelpart.runtime.world import joined
@@ -52,21 +40,21 @@ with joined() as world:
     flags = torch.tensor([world.rank == 0, world.rank == 1, False])
     with joined() as again:
         again.wait()
-    said = f"{again} {world.any_of(flags).tolist()} {world.total(torch.arange(3)).tolist()}"
-    Path(f"{world.rank}.said").write_text(said)  # what both print may mix
+    text = f"{again} {world.any_of(flags).tolist()} {world.total(torch.arange(3)).tolist()}"
+    Path(f"{world.rank}.txt").write_text(text)  # not printed: the output of two processes may mix
 """
 
 
 @pytest.mark.slow
-def test_processes_that_torchrun_starts_find_each_other(tmp_path):
-    (tmp_path / "talk.py").write_text(TALK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "talk.py"]
+def test_processes_started_by_torchrun_are_connected(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    lines = [path.read_text() for path in sorted(tmp_path.glob("*.said"))]
+    lines = [path.read_text() for path in sorted(tmp_path.glob("*.txt"))]
     assert lines == [f"World(rank={rank}, size=2) [True, True, False] [0, 2, 4]" for rank in range(2)]
 
 
-def test_a_process_has_the_gpu_of_its_number_if_there_are_so_many(monkeypatch):
+def test_process_uses_the_gpu_of_its_local_rank_if_it_exists(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert local_device() is None
@@ -76,7 +64,7 @@ def test_a_process_has_the_gpu_of_its_number_if_there_are_so_many(monkeypatch):
 
 
 @pytest.mark.parametrize("work", [lambda world: world.total(torch.ones(2)), lambda world: world.wait()])
-def test_that_another_process_has_ended_is_one_line(monkeypatch, work):
+def test_end_of_another_process_is_an_error_of_one_line(monkeypatch, work):
     def closed(*_):
         raise RuntimeError("Connection closed by peer\nmore of it")
 
