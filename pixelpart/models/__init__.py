@@ -20,7 +20,7 @@ from pixelpart.models.wrapping import wrap
 
 __all__ = ["MODELS", "Classifier", "build", "load_state", "use", "wrap"]
 
-# These are made for one image size.
+# made for one image size
 TRANSFORMERS: dict[str, Callable[..., Classifier]] = {
     "deit-small": partial(Deit, width=384, depth=12, heads=6),
     "vit-small": partial(VisionTransformer, width=384, depth=12, heads=6),
@@ -60,7 +60,7 @@ def build(
 ) -> Classifier:
     """A new network on the CPU, in train mode; weights come from the generator (None: a fresh one seeded with 0).
 
-    A transformer is made for images of `size` pixels, in patches of 4 (32 pixels), 8 (64) or 16 (224); the others take
+    A transformer takes images of `size` pixels only, in patches of 4 (32 pixels), 8 (64) or 16 (224); other models take
     any size. A module:function needs `use` first, and draws its weights itself.
     """
     if num_classes < 2:
@@ -73,10 +73,10 @@ def build(
                 f"--network {name} to other commands, or call pp.models.use({name!r})"
             )
         model = user_model.make(name, num_classes, size, generator)
-        if any(mean) or any(value != 1 for value in std):  # else it keeps its own
+        if any(mean) or any(value != 1 for value in std):  # else its own scaling remains
             model.set_scaling(mean, std)
         return model
-    # Weights on the meta device are not drawn at all, so the global generator stays as it is.
+    # no weights are drawn on the meta device, so the global generator is unchanged
     with torch.device("meta"):
         model = _builder(name, size)(num_classes)
     model.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""What every network here is: features, then a head, with normalisation inside."""
+"""The base class of all models: features, then a head, with normalisation inside."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,9 +14,9 @@ from pixelpart.errors import UserError
 class Classifier(nn.Module, ABC):
     """Pixels in [0,1] to logits: `model(x) == model.head(model.features(x))`.
 
-    A network derives from it and gives `trunk` (normalised pixels to the last activation before pooling, after its
-    ReLU) and either `pooled_linear` (then the head is global average pooling and that layer) or a `head` of its own.
-    `other_names` tells how the beginning of a weight's name elsewhere reads here; None: such a weight is not used.
+    A subclass has `trunk` (from normalised pixels to the last activation before pooling, after its ReLU) and either
+    `pooled_linear` (then the head is global average pooling and that layer) or its own `head`. `other_names` maps
+    prefixes of weight names in other code to ours; None: such weights are not used.
     """
 
     other_names: ClassVar[dict[str, str | None]] = {}
@@ -30,7 +30,7 @@ class Classifier(nn.Module, ABC):
     def set_scaling(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Sets the mean and deviation per channel by which `features` normalises its pixels."""
         if len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-            raise UserError(f"mean {tuple(mean)}, std {tuple(std)}: give one finite number a channel, std above 0")
+            raise UserError(f"mean {tuple(mean)}, std {tuple(std)}: need one finite number per channel, std above 0")
         for name, values in (("mean", mean), ("std", std)):
             tensor = torch.tensor(tuple(values), dtype=torch.float32, device="cpu").view(1, -1, 1, 1)
             self.register_buffer(name, tensor, persistent=False)
@@ -38,7 +38,7 @@ class Classifier(nn.Module, ABC):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Fills all weights from the generator, by PyTorch's own rule: uniform within 1/sqrt(fan in)."""
+        """Initialises all weights by PyTorch's default rule: uniform within 1/sqrt(fan in)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 bound = module.weight[0].numel() ** -0.5
@@ -50,24 +50,24 @@ class Classifier(nn.Module, ABC):
 
     @property
     def pooled_linear(self) -> nn.Linear | None:
-        """The linear layer, where the head is global average pooling and that layer alone."""
+        """The linear layer, if the head is only global average pooling and that layer; else None."""
         return None
 
     @abstractmethod
     def trunk(self, x: Tensor) -> Tensor:
-        """The last activation before pooling, of pixels that are normalised already."""
+        """The last activation before pooling, of normalised pixels."""
 
     def features(self, x: Tensor) -> Tensor:
-        """The last activation before pooling, after its ReLU: (b, f, u, v); of a class token's network (b, t, f)."""
+        """The last activation before pooling, after its ReLU: (b, f, u, v), or (b, t, f) with a class token."""
         return self.trunk(self.normalised(x))
 
     def normalised(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std if self.scaled else x
 
     def head(self, acts: Tensor) -> Tensor:
-        """Logits of what `features` gave."""
+        """The logits of features."""
         linear = self.pooled_linear
-        assert linear is not None, f"{type(self).__name__} gives neither a pooled_linear nor a head"
+        assert linear is not None, f"{type(self).__name__} has neither pooled_linear nor head"
         return linear(acts.mean((2, 3)))
 
     def forward(self, x: Tensor) -> Tensor:

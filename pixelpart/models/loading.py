@@ -1,4 +1,4 @@
-"""Fills a network with weights that were saved elsewhere, by their names."""
+"""Loads state dicts that other code has saved."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,29 +14,32 @@ from pixelpart.models.classifier import Classifier
 C = TypeVar("C", bound=Classifier)
 State = dict[str, Tensor]
 
-INSIDE = ("state_dict", "model_state_dict", "model", "net")  # under which a file may keep its weights
-WRAPPERS = ("module.", "_orig_mod.", "model.")  # what DataParallel, torch.compile and others put before every name
-SCALINGS = (("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std"))  # pixel scaling kept as weights
+WEIGHT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # keys of the weights in training scripts' files
+PREFIXES = ("module.", "_orig_mod.", "model.")  # added to all names by DataParallel, torch.compile and others
+SCALINGS = (
+    ("mu", "sigma"),
+    ("mean", "std"),
+    ("normalize.mean", "normalize.std"),
+)  # pixel scaling in state dicts
 
 
 @torch.no_grad()
 def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
-    """The model, filled with a state dict of the same architecture: as TRADES and RobustBench save them.
+    """The model with the weights of a state dict of the same architecture, as saved by TRADES and RobustBench.
 
-    source: the state dict, or a file: .safetensors, or what torch.save wrote, of which tensors alone are read and no
-        code is run. Names may stand behind `module.`; scaling of the pixels kept beside the weights becomes the
-        model's own.
-    A name or shape that does not fit is a UserError, and the model is then as before.
+    source: the state dict, or a file of safetensors or torch.save. Only tensors are read, no code is run. Prefixes such
+        as `module.` are removed; pixel scaling that is saved with the weights is set in the model.
+    UserError for a name or shape that does not fit; the model is then unchanged.
     """
     named = "the state dict"
     if not isinstance(source, Mapping):
         named, source = str(source), read_tensors(Path(source))
     own = model.state_dict()
     given, scaling = min(
-        (_without_scaling(_renamed(names, model), own) for names in _unwrapped(_inside(source, named))),
+        (_without_scaling(_rename(names, model), own) for names in _without_prefixes(_find_weights(source, named))),
         key=lambda found: len(found[0].keys() ^ own.keys()),
     )
-    _check(own, given, f"{named} does not fit {type(model).__name__}")
+    _check_names_and_shapes(own, given, f"{named} does not fit {type(model).__name__}")
     for name, tensor in given.items():
         own[name].copy_(tensor)
     if scaling is not None:
@@ -47,55 +50,55 @@ def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
 
 
 def read_tensors(path: Path) -> Mapping[str, Any]:
-    """What a file of weights holds; no code in it is run."""
+    """The content of a file of weights; no code in it is run."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}")
+        raise UserError(f"no file {path}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise anything
-        reason = str(error).partition(".")[0].partition("\n")[0] or type(error).__name__  # torch goes on with advice
+    except Exception as error:  # a corrupt file can raise anything
+        reason = str(error).partition(".")[0].partition("\n")[0] or type(error).__name__  # torch adds advice
         raise UserError(
-            f"{path} cannot be read as tensors alone ({reason}); if you trust it, load it yourself and give the "
+            f"{path} cannot be read as tensors only ({reason}); if you trust it, load it yourself and pass the "
             "state dict"
         ) from None
     if not isinstance(found, Mapping):
-        raise UserError(f"{path} holds a {type(found).__name__}, not a state dict")
+        raise UserError(f"{path} has a {type(found).__name__}, not a state dict")
     return found
 
 
-def _inside(found: Mapping[str, Any], named: str) -> State:
-    """The state dict in what a training script saved."""
-    for name in INSIDE:
+def _find_weights(found: Mapping[str, Any], named: str) -> State:
+    """The state dict in the file of a training script."""
+    for name in WEIGHT_KEYS:
         if isinstance(found.get(name), Mapping):
-            return _inside(found[name], named)
+            return _find_weights(found[name], named)
     odd = [str(name) for name, value in found.items() if not isinstance(value, Tensor)]
     if odd or not found:
-        what = f"{_few(odd)} is no tensor" if odd else "it is empty"
-        raise UserError(f"{named} is no state dict: {what}; weights may lie under {', '.join(INSIDE)}")
+        reason = f"{_few(odd)} is not a tensor" if odd else "it is empty"
+        raise UserError(f"{named} is not a state dict: {reason}; weights may be under {', '.join(WEIGHT_KEYS)}")
     return dict(found)
 
 
-def _unwrapped(state: State) -> list[State]:
-    """The state dict as it is, and without what wrappers have put before its names."""
+def _without_prefixes(state: State) -> list[State]:
+    """The state dict as it is, and with one prefix after the other removed."""
     ways = [state]
     while True:
         last = ways[-1]
-        prefix = next((prefix for prefix in WRAPPERS if any(name.startswith(prefix) for name in last)), None)
+        prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in last)), None)
         if prefix is None:
             return ways
         ways.append({name.removeprefix(prefix): tensor for name, tensor in last.items()})
 
 
-def _renamed(state: State, model: Classifier) -> State:
-    made: State = {}
+def _rename(state: State, model: Classifier) -> State:
+    renamed: State = {}
     for name, tensor in state.items():
         theirs = next((start for start in model.other_names if name.startswith(start)), "")
         ours = model.other_names.get(theirs, "")
         if ours is not None:
-            made[ours + name.removeprefix(theirs)] = tensor
-    return made
+            renamed[ours + name.removeprefix(theirs)] = tensor
+    return renamed
 
 
 def _without_scaling(state: State, own: State) -> tuple[State, tuple[Tensor, Tensor] | None]:
@@ -108,16 +111,16 @@ def _without_scaling(state: State, own: State) -> tuple[State, tuple[Tensor, Ten
     return state, None
 
 
-def _check(own: State, given: State, what: str) -> None:
-    counters = {name for name in own if name.endswith("num_batches_tracked")}  # older files have none
+def _check_names_and_shapes(own: State, given: State, what: str) -> None:
+    counters = {name for name in own if name.endswith("num_batches_tracked")}  # not in older files
     faults = []
     if missing := [name for name in own if name not in given and name not in counters]:
         faults.append(f"missing {_few(missing)}")
     if extra := [name for name in given if name not in own]:
-        faults.append(f"not known here {_few(extra)}")
+        faults.append(f"unexpected {_few(extra)}")
     if other := [name for name in given if name in own and given[name].shape != own[name].shape]:
-        shapes = [f"{name} {tuple(given[name].shape)} there and {tuple(own[name].shape)} here" for name in other]
-        faults.append(f"of another shape {_few(shapes)}")
+        shapes = [f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}" for name in other]
+        faults.append(f"wrong shape of {_few(shapes)}")
     if faults:
         raise UserError(f"{what}: {'; '.join(faults)}")
 

@@ -1,7 +1,7 @@
-"""Vision transformers (Dosovitskiy et al. 2021; DeiT: Touvron et al. 2021); weights are named as DeiT names them.
+"""Vision transformers (Dosovitskiy et al. 2021; DeiT: Touvron et al. 2021); weights have DeiT's names.
 
-The tokens keep the precision of the position embedding (fp32) from block to block, and so do the norms; each linear
-layer gets its input in the type of its own weight, so that a bf16 view computes what autocast would.
+Tokens and norms keep the precision of the position embedding (fp32); each linear layer casts its input to the type of
+its weight, so that a bf16 view computes as autocast does.
 """
 
 from typing import ClassVar
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
 
-GRID = 8  # patches along a side, up to the largest patch
+GRID = 8  # patches per side, up to the largest patch
 LARGEST_PATCH = 16
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v for every head, and the weights of it: (b, heads, t, t)."""
+    """softmax(q k^T / sqrt(d)) v for every head, and the attention weights (b, heads, t, t)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         parts = self.qkv(x.to(self.qkv.weight.dtype)).unflatten(-1, (3, self.heads, self.size)).permute(2, 0, 3, 1, 4)
         q, k, v = parts[0], parts[1], parts[2]
-        # Written out: the attack, the training pass and the maps then share one computation, the same at every run.
+        # not fused, so that attacks, training and maps use the same computation, deterministically
         weights = ((q * self.size**-0.5) @ k.transpose(-2, -1)).softmax(-1)
         return self.proj((weights @ v).transpose(1, 2).flatten(2)), weights
 
@@ -51,7 +51,7 @@ class Block(nn.Module):
         self.norm2, self.mlp = nn.LayerNorm(width, eps=1e-6), Mlp(width)
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens that follow, and the weights of the attention."""
+        """The output tokens, and the attention weights."""
         out, weights = self.attn(self.norm1(x))
         x = x + out
         return x + self.mlp(self.norm2(x)), weights
@@ -69,9 +69,9 @@ class Patches(nn.Module):
         self.proj = nn.Conv2d(3, width, patch, stride=patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        # torch.fx can read this, and the convolution would leave the edge of an image out that no patch covers
+        # torch.fx can trace this; without it, the convolution would ignore pixels beyond the last full patch
         torch._assert(
-            x.shape[2:] == (self.size, self.size), f"this network is made for {self.size} x {self.size} pixels"
+            x.shape[2:] == (self.size, self.size), f"this model needs images of {self.size} x {self.size} pixels"
         )
         return self.proj(x).flatten(2).transpose(1, 2)
 
@@ -94,8 +94,8 @@ class VisionTransformer(Classifier):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Uniform within sqrt(6 / (fan in + fan out)) in the blocks, as ViT has it; normal with deviation 0.02 for the
-        tokens' embeddings and the last layer; biases 0; the patches' convolution as elsewhere.
+        """Uniform within sqrt(6 / (fan in + fan out)) in the blocks, as in ViT; normal with std 0.02 for the token
+        embeddings and the last layer; biases 0; the patch convolution as in other models.
         """
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
@@ -116,7 +116,7 @@ class VisionTransformer(Classifier):
         return self.linear
 
     def embed(self, x: Tensor) -> Tensor:
-        """The tokens of normalised pixels, as they go into the first block."""
+        """The tokens of normalised pixels before the first block."""
         return self.patch_embed(x) + self.pos_embed
 
     def trunk(self, x: Tensor) -> Tensor:
@@ -124,11 +124,11 @@ class VisionTransformer(Classifier):
         return tokens.transpose(1, 2).unflatten(2, (self.grid, self.grid))
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Logits of the last block's tokens."""
+        """The logits of the last block's tokens."""
         return self.linear(self.norm(tokens).mean(1))
 
     def attentions(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The weights of each block's attention, (b, heads, t, t), first block first, and the logits."""
+        """The attention weights of each block, (b, heads, t, t), and the logits."""
         tokens, found = self.embed(self.normalised(x)), []
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -138,9 +138,9 @@ class VisionTransformer(Classifier):
 
 
 class Deit(VisionTransformer):
-    """Logits are read off a class token; features are the tokens (b, t, f) that go into the last block.
+    """The logits come from a class token; features are the tokens (b, t, f) before the last block.
 
-    Behind the last block no other token reaches the logits, so a map there would be dead.
+    After the last block no other token affects the logits, so a map there would be zero.
     """
 
     class_token = True
@@ -171,9 +171,9 @@ class Deit(VisionTransformer):
 
 
 def patch_for(size: int) -> int:
-    """The patch's side: 4 pixels of 32, 8 of 64, 16 of 224; eight patches a side until a patch has 16 pixels."""
+    """The patch size: 4 for 32 pixels, 8 for 64, 16 for 224; eight patches per side until a patch has 16 pixels."""
     patch = min(size // GRID, LARGEST_PATCH)
     if size < GRID or size % patch:
-        raise UserError(f"images of {size} pixels cannot be cut into patches; choose a multiple of {GRID} up to 128, "
-                        f"or of {LARGEST_PATCH}")  # fmt: skip
+        raise UserError(f"images of {size} pixels cannot be divided into patches; choose a multiple "
+                        f"of {GRID} up to 128, or of {LARGEST_PATCH}")  # fmt: skip
     return patch

@@ -1,4 +1,4 @@
-"""Wide ResNets (Zagoruyko and Komodakis 2016), `wrn-DEPTH-WIDTH`, no dropout. Weights are named as in TRADES."""
+"""Wide ResNets (Zagoruyko and Komodakis 2016), `wrn-DEPTH-WIDTH`, no dropout. Weights have the names of TRADES."""
 
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ class Stage(nn.Module):
 
 
 class WideResNet(Classifier):
-    other_names: ClassVar[dict[str, str | None]] = {"sub_block1.": None}  # TRADES makes this stage and never runs it
+    other_names: ClassVar[dict[str, str | None]] = {"sub_block1.": None}  # TRADES creates this stage and never uses it
 
     def __init__(self, num_classes: int, *, depth: int, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class WideResNet(Classifier):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """As elsewhere, but convolutions are normal with variance 2/(fan out) and the bias is 0, as usual for WRNs."""
+        """Convolutions are normal with variance 2/(fan out) and the bias is 0, as usual for WRNs."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.out_channels * module.weight[0, 0].numel()

@@ -75,25 +75,7 @@ def holds(model: Classifier, state: dict[str, Tensor]) -> bool:
     return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_published_resnet18_is_taken() -> None:
-    state = filled(published_resnet18())
-    assert holds(load_state(build("resnet18"), state), state)
-
-
-@pytest.mark.parametrize("sub_block", [False, True])
-def test_a_published_wrn_is_taken_with_the_stage_that_never_runs(sub_block: bool) -> None:
-    state = filled(published_wrn(16, 2, sub_block=sub_block))
-    model = build("wrn-16-2")
-    assert load_state(model, state) is model
-    assert holds(model, state)
-
-
-def test_names_of_wrn_34_10_are_the_published_ones() -> None:
-    own = {name: tuple(tensor.shape) for name, tensor in build("wrn-34-10").state_dict().items()}
-    assert own == dict(published_wrn(34, 10, sub_block=False))
-
-
-# -- what they compute, written out from the published forward passes
+# -- the published forward passes
 
 
 def normed(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -145,7 +127,7 @@ def published_logits(name: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
     ],
     ids=["resnet18", "preactresnet18", "wrn-16-2"],
 )
-def test_a_published_file_computes_what_its_authors_wrote(name: str, keys: Keys) -> None:
+def test_published_weights_give_the_published_forward_pass(name: str, keys: Keys) -> None:
     state = {k: t if t.ndim == 0 else torch.randn(t.shape) * 0.1 for k, t in filled(keys).items()}
     state |= {k: t.abs() + 0.5 for k, t in state.items() if k.endswith("running_var")}
     x = torch.rand(2, 3, 32, 32)
@@ -155,16 +137,16 @@ def test_a_published_file_computes_what_its_authors_wrote(name: str, keys: Keys)
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_papers_wrn_is_taken_as_its_script_saves_it() -> None:
+def test_the_papers_wrn_is_loaded_as_its_script_saves_it() -> None:
     """DataParallel's prefix, and the first stage twice."""
-    state = {name: torch.zeros(shape) for name, shape in published_wrn(34, 10, sub_block=True)}
+    state = {name: torch.zeros(shape) for name, shape in published_wrn(16, 2, sub_block=True)}
     state["fc.bias"] = torch.arange(10.0)
-    model = load_state(build("wrn-34-10"), {f"module.{name}": tensor for name, tensor in state.items()})
+    model = load_state(build("wrn-16-2"), {f"module.{name}": tensor for name, tensor in state.items()})
     assert holds(model, state)
 
 
-def test_a_pre_activation_net_without_a_last_norm_is_refused() -> None:
-    """In RobustBench its blocks compute otherwise too: their shortcuts read x and not relu(bn(x))."""
+def test_a_preactivation_net_without_a_final_norm_is_refused() -> None:
+    """RobustBench's blocks without it also differ: their shortcuts use x instead of relu(bn(x))."""
     with pytest.raises(UserError, match=r"does not fit PreActResNet18: missing bn\.weight, bn\.bias"):
         load_state(build("preactresnet18"), filled(published_preact(final_norm=False)))
 
@@ -179,9 +161,9 @@ def state(model: Classifier) -> dict[str, Tensor]:
     return filled([(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()])
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "model.", "module.model.", "_orig_mod.module."])
-@pytest.mark.parametrize("inside", ["", "state_dict", "model", "net"])
-def test_wrappers_and_what_training_scripts_save_beside_the_weights_are_taken_off(
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module.model."])
+@pytest.mark.parametrize("inside", ["", "state_dict", "net"])
+def test_prefixes_and_other_content_of_training_scripts_files_are_removed(
     model: Classifier, state: dict[str, Tensor], prefix: str, inside: str
 ) -> None:
     saved = OrderedDict((prefix + name, tensor) for name, tensor in state.items())
@@ -190,7 +172,7 @@ def test_wrappers_and_what_training_scripts_save_beside_the_weights_are_taken_of
 
 
 @pytest.mark.parametrize(("mean", "std"), [("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std")])
-def test_scaling_of_pixels_beside_the_weights_becomes_the_models_own(
+def test_pixel_scaling_in_the_state_dict_is_set_in_the_model(
     model: Classifier, state: dict[str, Tensor], mean: str, std: str
 ) -> None:
     x, plain = torch.rand(2, 3, 32, 32), load_state(copy.deepcopy(model), state).eval()
@@ -220,7 +202,7 @@ def test_files_are_read(model: Classifier, state: dict[str, Tensor], tmp_path: P
     assert holds(load_state(model, str(tmp_path / "a.pt")), state)
 
 
-def test_a_file_without_counters_of_batches_is_taken(model: Classifier, state: dict[str, Tensor]) -> None:
+def test_batch_counters_may_be_missing(model: Classifier, state: dict[str, Tensor]) -> None:
     load_state(model, {name: tensor for name, tensor in state.items() if not name.endswith("tracked")})
     assert torch.equal(model.state_dict()["layer1.conv.weight"], state["layer1.conv.weight"])
 
@@ -233,18 +215,16 @@ class Evil:
 @pytest.mark.parametrize(
     ("save", "message"),
     [
-        (lambda folder: folder / "none.pt", "there is no file"),
-        (lambda folder: _write(folder / "a.bin", b"x"), "cannot be read as tensors alone"),
-        (lambda folder: _write(folder / "a.safetensors", b"x" * 20), "cannot be read as tensors alone"),
-        (lambda folder: _write(folder / "a.pt", b"x" * 20), "cannot be read as tensors alone"),
-        (lambda folder: _write(folder / "b.pth", b"abc"), "cannot be read as tensors alone"),
+        (lambda folder: folder / "none.pt", "no file .*none.pt"),
+        (lambda folder: _write(folder / "a.safetensors", b"x" * 20), "cannot be read as tensors only"),
+        (lambda folder: _write(folder / "a.pt", b"x" * 20), "cannot be read as tensors only"),
         (lambda folder: _saved(folder / "b.pt", {"a": Evil()}), r"\(Weights only load failed\); if you trust it"),
-        (lambda folder: _saved(folder / "c.pt", [1, 2]), "holds a list, not a state dict"),
-        (lambda folder: _saved(folder / "d.pt", {"lr": 0.1}), "is no state dict: lr is no tensor"),
-        (lambda folder: _saved(folder / "e.pt", {}), "is no state dict: it is empty"),
+        (lambda folder: _saved(folder / "c.pt", [1, 2]), "has a list, not a state dict"),
+        (lambda folder: _saved(folder / "d.pt", {"lr": 0.1}), "is not a state dict: lr is not a tensor"),
+        (lambda folder: _saved(folder / "e.pt", {}), "is not a state dict: it is empty"),
     ],
 )
-def test_files_that_are_no_weights_are_told(
+def test_other_files_are_user_errors(
     model: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str], save: object, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -262,7 +242,7 @@ def _saved(path: Path, what: object) -> Path:
     return path
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_changed(model: Classifier, state: dict[str, Tensor]) -> None:
+def test_wrong_names_and_shapes_are_listed_and_nothing_is_changed(model: Classifier, state: dict[str, Tensor]) -> None:
     before = copy.deepcopy(model.state_dict())
     del state["layer1.conv.weight"], state["layer4.bn.running_var"]
     state |= {"extra.weight": torch.zeros(1), "linear.weight": torch.zeros(100, 64)}
@@ -270,11 +250,6 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(model: Classifier, st
         load_state(model, state)
     assert str(caught.value) == (
         "the state dict does not fit TinyCNN: missing layer1.conv.weight, layer4.bn.running_var; "
-        "not known here extra.weight; of another shape linear.weight (100, 64) there and (10, 64) here"
+        "unexpected extra.weight; wrong shape of linear.weight (100, 64) instead of (10, 64)"
     )
     assert holds(model, before)
-
-
-def test_of_many_names_a_few_are_told(model: Classifier) -> None:
-    with pytest.raises(UserError, match=r"not known here a0, a1, a2, a3 and 96 more$"):
-        load_state(model, model.state_dict() | {f"a{i}": torch.zeros(1) for i in range(100)})

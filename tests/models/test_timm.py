@@ -1,4 +1,4 @@
-"""timm needs torchvision, which fails beside a CPU torch: these stand-ins have the attributes of its networks."""
+"""wrap on networks with the attributes of timm's; timm needs torchvision, which fails with a CPU build of torch."""
 
 import copy
 
@@ -99,7 +99,7 @@ POOLS = pytest.mark.parametrize("pool", ["token", "avg"])
 
 
 @POOLS
-def test_a_transformer_needs_no_names(pool: str) -> None:
+def test_a_transformer_is_wrapped_without_arguments(pool: str) -> None:
     module, x = VisionTransformer(pool).eval(), images()
     model = wrap(module)
     assert torch.equal(model(x), module(x))
@@ -111,17 +111,20 @@ def test_a_transformer_needs_no_names(pool: str) -> None:
 
 @POOLS
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
-def test_every_map_suits_a_transformer_and_leaves_no_trace(pool: str, method: str) -> None:
+def test_every_map_works_on_a_transformer_and_leaves_no_trace(pool: str, method: str) -> None:
     module = VisionTransformer(pool).train()
     heat = masks.heatmap(wrap(module), images(), method=method)
     assert heat.shape == (3, 24, 24)
     assert not masks.dead(heat).any()
     assert all(block.attn.fused_attn for block in module.blocks)
     assert all(part.training and not part._forward_hooks for part in module.modules())
+    with pytest.raises(AssertionError):
+        wrap(module).attentions(images(30))  # type: ignore[operator]
+    assert all(block.attn.fused_attn and not block.attn.attn_drop._forward_hooks for block in module.blocks)
 
 
 @POOLS
-def test_the_weights_of_attention_are_those_behind_the_logits(pool: str) -> None:
+def test_attention_weights_equal_their_definition(pool: str) -> None:
     module, x = VisionTransformer(pool).eval(), images()
     weights, logits = wrap(module).attentions(x)  # type: ignore[operator]
     torch.testing.assert_close(logits, module(x))
@@ -132,15 +135,7 @@ def test_the_weights_of_attention_are_those_behind_the_logits(pool: str) -> None
     assert len(weights) == 3
 
 
-def test_traces_are_gone_after_an_exception() -> None:
-    module = VisionTransformer()
-    model = wrap(module)
-    with pytest.raises(AssertionError):
-        model.attentions(images(30))  # type: ignore[operator]
-    assert all(block.attn.fused_attn and not block.attn.attn_drop._forward_hooks for block in module.blocks)
-
-
-def test_a_convolutional_network_needs_no_names_and_is_known_to_be_pooled() -> None:
+def test_a_convolutional_network_is_wrapped_without_arguments() -> None:
     module, x = ConvNet().eval(), images(32)
     model = wrap(module)
     torch.testing.assert_close(model(x), module(x))
@@ -149,19 +144,19 @@ def test_a_convolutional_network_needs_no_names_and_is_known_to_be_pooled() -> N
 
 
 @pytest.mark.parametrize("settings", [{"drop_rate": 0.5}, {"activated": True}])
-def test_more_than_pooling_before_the_classifier_is_kept(settings: dict[str, float]) -> None:
+def test_layers_between_pooling_and_classifier_are_included(settings: dict[str, float]) -> None:
     module, x = ConvNet(**settings).eval(), images(32)  # type: ignore[arg-type]
     model = wrap(module)
     assert torch.equal(model(x), module(x))
     assert model.pooled_linear is None
 
 
-def test_mistakes_are_told() -> None:
-    with pytest.raises(UserError, match="Linear is no network of timm; give wrap its features and head"):
+def test_mistakes_are_user_errors() -> None:
+    with pytest.raises(UserError, match="Linear is not a timm model; pass features and head to wrap"):
         wrap(nn.Linear(3, 3))
     with pytest.raises(UserError, match="both features and head"):
         wrap(ConvNet(), features="conv")
     other = ConvNet(activated=True)
     other.num_features = 7
-    with pytest.raises(UserError, match=r"gives features \(2, 6, 7, 7\), not \(b, 7, u, v\)"):
+    with pytest.raises(UserError, match=r"has features \(2, 6, 7, 7\), not \(b, 7, u, v\)"):
         wrap(other)

@@ -1,4 +1,4 @@
-"""Networks of the user's own code: made where they are named, never from a file; what is wrong with one is told."""
+"""Models of user code: made if the caller names them, never because a file does."""
 
 import sys
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart import models, recipes, train
+from pixelpart import data, models, recipes, train
 from pixelpart.errors import UserError
 from pixelpart.models import Classifier
 from pixelpart.runs import Run
@@ -74,7 +74,7 @@ def built(function, **settings):
 
 
 @pytest.mark.parametrize("function", ["wrapped", "split"])
-def test_it_is_a_classifier_whose_halves_make_the_whole(mynets, function, capsys):
+def test_a_user_model_is_a_classifier_with_features_and_head(mynets, function, capsys):
     model = built(function, num_classes=5, size=20)
     assert isinstance(model, Classifier)
     assert model.training
@@ -84,7 +84,7 @@ def test_it_is_a_classifier_whose_halves_make_the_whole(mynets, function, capsys
     assert capsys.readouterr().out == ""  # stdout is for results
 
 
-def test_its_weights_follow_from_the_generator_and_the_global_one_is_as_before(mynets):
+def test_weights_follow_from_the_generator_and_the_global_one_is_restored(mynets):
     before = torch.get_rng_state()
     first, again, other = (
         built("wrapped", generator=torch.Generator().manual_seed(seed)).state_dict() for seed in (1, 1, 2)
@@ -94,14 +94,14 @@ def test_its_weights_follow_from_the_generator_and_the_global_one_is_as_before(m
     assert not torch.equal(first["module.fc.weight"], other["module.fc.weight"])
 
 
-def test_scaling_is_set_only_where_it_is_asked_for(mynets):
+def test_pixel_scaling_is_set_if_requested(mynets):
     x = torch.rand(2, 3, 16, 16)
     plain, scaled = built("split").eval(), built("split", mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)).eval()
     torch.testing.assert_close(scaled(x), plain((x - 0.5) / 0.2))
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         ("bare", "mynets:bare returned a Net without features and head; return it wrapped"),
         ("seven", r"mynets:seven\(10\) gives logits \(2, 7\) for 2 images; they must be \(2, 10\)"),
@@ -112,13 +112,13 @@ def test_scaling_is_set_only_where_it_is_asked_for(mynets):
         ("missing", "mynets has no 'missing'"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(mynets, function, said):
-    with pytest.raises(UserError, match=said) as error:
+def test_mistakes_are_errors_of_one_line(mynets, function, message):
+    with pytest.raises(UserError, match=message) as error:
         built(function)
     assert "\n" not in str(error.value)
 
 
-def test_a_name_that_nobody_gave_is_not_run(mynets):
+def test_user_code_is_never_run_without_use(mynets):
     with pytest.raises(
         UserError, match=r"'mynets:wrapped' is user code and is never loaded from a config.*pp.models.use"
     ):
@@ -126,9 +126,11 @@ def test_a_name_that_nobody_gave_is_not_run(mynets):
     assert "mynets" not in sys.modules
 
 
-def test_a_run_trains_resumes_and_opens_with_it(mynets, tmp_path):
+def test_a_run_with_a_user_model_trains_and_opens_only_after_use(mynets, tmp_path, monkeypatch):
+    few = tuple(tensor[:96] for tensor in data.shapes.generate("test"))
+    monkeypatch.setattr(data, "load", lambda name, **_: few)
     name = models.use("mynets:wrapped")
-    config = recipes.shapes("part", model=name, epochs=2, burn_in={"epochs": 1}, probe=64, holdout=64, batch_size=1600)
+    config = recipes.shapes("part", model=name, epochs=2, burn_in={"epochs": 1}, probe=16, holdout=16, batch_size=40)
     run = train(config, tmp_path / "run")
     assert [row["phase"] for row in run.metrics] == ["burn-in", "mask"]
     assert isinstance(run.model.module.fc, nn.Linear)

@@ -1,4 +1,4 @@
-"""PART trains a transformer: the same step as for any other network, with the maps of its attention."""
+"""PART trains a transformer with the same step as any other model, and with maps of its attention."""
 
 import functools
 
@@ -37,8 +37,9 @@ def inputs(plan: Plan, n: int = 16) -> StepBatch:
     return StepBatch(x, labels, moves, noise)
 
 
-@pytest.mark.parametrize("method", sorted(masks.MAPS))
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("method", "precision"), [("gradcam", "fp32"), ("rollout", "bf16"), ("gradient-rollout", "fp32")]
+)
 def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
     plan = build(config(mask={"cam": method}, precision=precision))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
@@ -57,7 +58,7 @@ def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
 
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
 @pytest.mark.parametrize("target", ["label", "predicted"])
-def test_the_step_reads_the_map_that_the_api_gives(method: str, target: str) -> None:
+def test_the_step_uses_the_map_of_the_public_function(method: str, target: str) -> None:
     plan = build(config(mask={"cam": method, "target": target}))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     batch = inputs(plan, 4)
@@ -66,7 +67,7 @@ def test_the_step_reads_the_map_that_the_api_gives(method: str, target: str) -> 
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_a_map_that_does_not_suit_the_network_is_told_when_the_run_is_built() -> None:
+def test_a_map_that_does_not_fit_the_model_is_an_error_before_training() -> None:
     with pytest.raises(UserError, match="cam 'rollout' needs a transformer, and TinyCNN is none; choose from gradcam"):
         build(config(model="tiny-cnn", mask={"cam": "rollout"}))
     with pytest.raises(UserError, match="layer 'blocks"):
