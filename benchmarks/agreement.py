@@ -1,14 +1,14 @@
-"""Our AutoAttack beside its authors' code, on the same models and images, sample by sample.
+"""Our AutoAttack next to its authors' code, on the same models and images, compared by sample.
 
     python benchmarks/agreement.py --images 1000 --jobs 14 --out agreement.json
 
-The claim: robust accuracy by ours, in the mean over its seeds, is never more than 0.1 points above the mean of the
-reference, plus the reference's own spread over seeds. Beside it stands whether every seed of ours is at most 0.1 points
-above the highest of the reference. It is put to two small networks, trained here on CIFAR-10 with and without attacks,
-and to the same networks behind defences that only hide their gradients. CPU alone; each process has one thread.
+The claim: our mean robust accuracy over seeds is at most 0.1 points above the mean of the reference plus the spread of
+the reference over its seeds. A second column reports for how many of our seeds the accuracy is at most 0.1 points above
+the highest of the reference. The models are two small networks, trained here on CIFAR-10 with and without attacks, and
+the same networks behind defences that only hide their gradients. CPU only; each process has one thread.
 
-Work is cut into chunks of images, and every model has its first chunk before any has its second: a run that is cut off,
-or ends at --minutes, has fewer images of each model and is otherwise whole. FILE is written anew after every chunk.
+Work is cut into chunks of images, and every model gets its first chunk before any gets its second: a killed run, or one
+that ends after --minutes, has fewer images of each model and is complete otherwise. FILE is written after every chunk.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 import pixelpart as pp
 
-ALLOWED = 0.001  # of accuracy, above the reference and its spread
-CHUNK = 200  # images at a time
-ROUNDING = 1e-9  # of sums of shares
+ALLOWED = 0.001  # accuracy above the reference and its spread
+CHUNK = 200  # images per task
+ROUNDING = 1e-9  # of sums of accuracies
 
 
-# -- networks, and what hides their gradients
+# -- networks, and defences that hide their gradients
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "at": {"eps": "8/255", "attack": {"steps": 2, "step_size": "5/255"}},
@@ -43,7 +43,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def train(name: str, folder: Path, threads: int) -> None:
-    """A tiny-cnn after three epochs on CIFAR-10; one that is in the folder already stays."""
+    """Trains a tiny-cnn for three epochs on CIFAR-10, unless the folder has it already."""
     torch.set_num_threads(threads)
     config = pp.recipes.cifar10_at(
         model="tiny-cnn", normalize=True, precision="fp32", epochs=3, holdout=512, probe=512, ema=0.99,
@@ -58,19 +58,19 @@ def plain(x: Tensor) -> Tensor:
 
 
 def quantised(x: Tensor) -> Tensor:
-    """The nearest of 16 levels: the gradient is zero wherever there is one."""
+    """Rounds to 16 levels: the gradient is zero almost everywhere."""
     return (15 * x).round() / 15
 
 
 def straight(x: Tensor) -> Tensor:
-    """The same with a gradient as if it were x: what is computed has none, but the network gives one of its own."""
+    """Rounds to 16 levels with the gradient of the identity (a straight-through estimator)."""
     with torch.no_grad():
         rest = quantised(x) - x
     return x + rest
 
 
 def shattered(x: Tensor) -> Tensor:
-    """x and a ripple of 2/255 so fine that the gradient's sign is the ripple's."""
+    """Adds a ripple of 2/255 that is so fine that it determines the sign of the gradient."""
     return x + 2 / 255 * torch.sin(2000 * x)
 
 
@@ -87,7 +87,7 @@ class Hidden(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what is put in front of it, what its logits are multiplied by, and eps."""
+    """A network, the function applied to its input, the factor of its logits, and eps."""
 
     network: str
     front: Callable[[Tensor], Tensor] = plain
@@ -99,25 +99,25 @@ class Case:
         return net if self.front is plain and self.scale == 1 else Hidden(net, self.front, self.scale).eval()
 
 
-# the slow ones first; at 8/255 nothing is left of the standard network, so there are smaller eps as well
+# slow cases first; at 8/255 the standard network has no robust image, so there are cases with smaller eps
 CASES = {
     "standard quantised, 4/255": Case("standard", quantised, eps=4 / 255),
     "AT shattered": Case("at", shattered),
     "standard straight-through, 2/255": Case("standard", straight, eps=2 / 255),
     "AT quantised": Case("at", quantised),
     "standard saturated, 2/255": Case("standard", scale=1e4, eps=2 / 255),
-    "AT saturated": Case("at", scale=1e4),  # softmax is 0 or 1 in fp32: no gradient of cross-entropy
+    "AT saturated": Case("at", scale=1e4),  # softmax is 0 or 1 in fp32, so cross-entropy has no gradient
     "standard, 2/255": Case("standard", eps=2 / 255),
     "AT": Case("at"),
     "standard": Case("standard"),
 }
 
 
-# -- one piece of work: a case, an engine, a chunk
+# -- one task: a case, an engine, a chunk
 
 
 def attack(case: str, engine: str, seed: int, start: int, stop: int, folder: Path) -> dict[str, Any]:
-    """Which of the test images from start to stop stay right under AutoAttack, and at what cost."""
+    """Which of the test images from start to stop remain correct under AutoAttack, and the time it took."""
     torch.set_num_threads(1)
     images, labels = pp.data.load("cifar10", split="test")
     wall, cpu = time.perf_counter(), time.process_time()
@@ -139,42 +139,44 @@ def attack(case: str, engine: str, seed: int, start: int, stop: int, folder: Pat
     }
 
 
-# -- all of it
+# -- all tasks
 
 
 def compare(done: dict[tuple[Any, ...], dict[str, Any]], runs: list[tuple[str, int]], case: str) -> dict[str, Any]:
-    """The case's figures over the chunks that every run has finished."""
-    starts = sorted({start for one, _, start in done if one == case})
-    whole = [start for start in starts if all((case, run, start) in done for run in runs)]
+    """The figures of a case over the chunks that all runs have finished."""
+    starts = sorted({start for name, _, start in done if name == case})
+    finished = [start for start in starts if all((case, run, start) in done for run in runs)]
     flags, cost = {}, {}
     for run in runs:
-        pieces = [done[case, run, start] for start in whole]
-        flags[run] = torch.tensor([flag for piece in pieces for flag in piece["right"]], dtype=torch.bool)
-        cost[run] = sum(piece["cpu_seconds"] for piece in pieces)
-    ours, theirs = ([run for run in runs if run[0] == engine] for engine in ("own", "reference"))
+        chunks = [done[case, run, start] for start in finished]
+        flags[run] = torch.tensor([flag for chunk in chunks for flag in chunk["right"]], dtype=torch.bool)
+        cost[run] = sum(chunk["cpu_seconds"] for chunk in chunks)
+    ours, reference = ([run for run in runs if run[0] == engine] for engine in ("own", "reference"))
     n = len(flags[ours[0]])
     if n == 0:
         return {"n": 0}
-    share = {run: int(right.sum()) / n for run, right in flags.items()}
-    highest, lowest = (pick(share[run] for run in theirs) for pick in (max, min))
-    above = mean([share[run] for run in ours]) - mean([share[run] for run in theirs])
+    accuracy = {run: int(right.sum()) / n for run, right in flags.items()}
+    highest, lowest = (pick(accuracy[run] for run in reference) for pick in (max, min))
+    above = mean([accuracy[run] for run in ours]) - mean([accuracy[run] for run in reference])
     return {
         "n": n,
         "eps": CASES[case].eps,
-        "natural": sum(sum(done[case, ours[0], start]["natural"]) for start in whole) / n,
-        "own": [share[run] for run in ours],
-        "reference": [share[run] for run in theirs],
+        "natural": sum(sum(done[case, ours[0], start]["natural"]) for start in finished) / n,
+        "own": [accuracy[run] for run in ours],
+        "reference": [accuracy[run] for run in reference],
         "spread": highest - lowest,
         "above": above,
         "holds": above <= highest - lowest + ALLOWED + ROUNDING,
-        "holds by seed": [share[run] <= highest + ALLOWED + ROUNDING for run in ours],
-        "own alone stands": [[int((flags[own] & ~flags[other]).sum()) for other in theirs] for own in ours],
-        "reference alone stands": [[int((flags[other] & ~flags[own]).sum()) for other in theirs] for own in ours],
-        "cpu_seconds": {"own": [cost[run] for run in ours], "reference": [cost[run] for run in theirs]},
+        "holds by seed": [accuracy[run] <= highest + ALLOWED + ROUNDING for run in ours],
+        "robust under ours only": [[int((flags[own] & ~flags[other]).sum()) for other in reference] for own in ours],
+        "robust under the reference only": [
+            [int((flags[other] & ~flags[own]).sum()) for other in reference] for own in ours
+        ],
+        "cpu_seconds": {"own": [cost[run] for run in ours], "reference": [cost[run] for run in reference]},
         "warnings": sorted(
-            {warning for run in ours for start in whole for warning in done[case, run, start]["warnings"]}
+            {warning for run in ours for start in finished for warning in done[case, run, start]["warnings"]}
         ),
-        "chunks": whole,
+        "chunks": finished,
         "flags": {f"{engine} {seed}": [int(flag) for flag in flags[engine, seed]] for engine, seed in runs},
     }
 
@@ -186,7 +188,7 @@ def table(cases: dict[str, dict[str, Any]]) -> str:
         if row["n"] == 0:
             lines.append(f"{name:<26} {0:>5}")
             continue
-        ours, theirs = (" ".join(f"{share:.2%}" for share in row[engine]) for engine in ("own", "reference"))
+        ours, theirs = (" ".join(f"{accuracy:.2%}" for accuracy in row[engine]) for engine in ("own", "reference"))
         ratio = mean(row["cpu_seconds"]["own"]) / mean(row["cpu_seconds"]["reference"])
         verdict = f"{'holds' if row['holds'] else 'FAILS'} in the mean"
         verdict += f", for {sum(row['holds by seed'])} of {len(row['holds by seed'])} seeds"
@@ -197,13 +199,13 @@ def table(cases: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", default="", help="those whose name contains this (here: all)")
-    parser.add_argument("--images", type=int, default=1000, help="of the test set, for each model")
-    parser.add_argument("--seeds", type=int, default=2, help="of the reference")
-    parser.add_argument("--own-seeds", type=int, default=2, help="of ours")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--minutes", type=float, default=6, help="after which no chunk is begun")
-    parser.add_argument("--models", type=Path, default=Path("runs/agreement"), help="the trained networks' folder")
+    parser.add_argument("--cases", default="", help="only cases whose name contains this (default: all)")
+    parser.add_argument("--images", type=int, default=1000, help="test images per model (default: 1000)")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds of the reference (default: 2)")
+    parser.add_argument("--own-seeds", type=int, default=2, help="our seeds (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--minutes", type=float, default=6, help="no chunk is started after this time (default: 6)")
+    parser.add_argument("--models", type=Path, default=Path("runs/agreement"), help="folder of the trained networks")
     parser.add_argument("--out", type=Path, default=Path("agreement.json"))
     args = parser.parse_args()
 
@@ -211,7 +213,7 @@ def main() -> None:
     runs = [*(("own", seed) for seed in range(args.own_seeds)), *(("reference", seed) for seed in range(args.seeds))]
     cases = [name for name in CASES if args.cases in name]
     if not cases:
-        parser.error(f"no case is named {args.cases!r}; choose from {'; '.join(CASES)}")
+        parser.error(f"no case contains {args.cases!r}; choose from {'; '.join(CASES)}")
     starts = range(0, args.images, CHUNK)
     done: dict[tuple[Any, ...], dict[str, Any]] = {}
     context = get_context("spawn")
@@ -236,7 +238,7 @@ def main() -> None:
                 seconds = done[waiting[future]]["seconds"]
                 print(f"{len(done)}/{len(waiting)}  {case}, {engine} {seed}, from {start}: {seconds:.0f} s", flush=True)
         finally:
-            cancel(waiting)  # the pool would see to all of them before an error gets out
+            cancel(waiting)  # else the pool would finish all tasks before an error is raised
     print(table(write(args, done, runs)))
 
 
@@ -250,8 +252,8 @@ def write(
 ) -> dict[str, dict[str, Any]]:
     cases = {case: compare(done, runs, case) for case in CASES if args.cases in case}
     content = {
-        "what": "AutoAttack standard: ours and pyautoattack, at several seeds; robust accuracy, flags by test image",
-        "asked": {key: getattr(args, key) for key in ("images", "own_seeds", "seeds", "minutes")} | {"chunk": CHUNK},
+        "what": "AutoAttack standard: ours and pyautoattack, for several seeds; robust accuracy, flags by test image",
+        "settings": {key: getattr(args, key) for key in ("images", "own_seeds", "seeds", "minutes")} | {"chunk": CHUNK},
         "allowed": ALLOWED,
         "machine": f"{platform.machine()} CPU, {args.jobs} processes of one thread, torch {torch.__version__}",
         "holds": all(row.get("holds", False) for row in cases.values()),

@@ -1,4 +1,4 @@
-"""benchmarks/agreement.py counts what it says, and its defences hide gradients without changing answers much."""
+"""benchmarks/agreement.py: its claim and counts, and defences that hide gradients but hardly change images."""
 
 import importlib.util
 from pathlib import Path
@@ -19,7 +19,7 @@ def agreement():
 
 
 def done(*chunks):
-    """Chunks of images, each with how many of 1000 stand for each run, the first ones."""
+    """Chunks of 1000 images; for each run the number of images, the first ones, that remain correct."""
     found = {}
     for number, counts in enumerate(chunks):
         for run, count in zip(RUNS, counts, strict=False):
@@ -40,31 +40,30 @@ def done(*chunks):
         ((301, 301, 300, 300), True, [True, True]),
         ((302, 302, 300, 300), False, [False, False]),
         ((304, 298, 300, 300), True, [False, True]),
-        ((304, 304, 302, 300), True, [False, False]),  # means 3 apart, a spread of 2
+        ((304, 304, 302, 300), True, [False, False]),  # means differ by 3, spread of 2
         ((305, 304, 302, 300), False, [False, False]),
         ((303, 300, 300, 302), True, [True, True]),
-        ((200, 201, 300, 300), True, [True, True]),
     ],
 )
-def test_ours_may_stand_a_tenth_of_a_point_above_the_reference_and_its_spread(agreement, counts, holds, by_seed):
+def test_the_claim_allows_a_tenth_of_a_point_above_the_reference_and_its_spread(agreement, counts, holds, by_seed):
     row = agreement.compare(done(counts), RUNS, "AT")
     ours, theirs = counts[:2], counts[2:]
     assert (row["holds"], row["holds by seed"]) == (holds, by_seed)
     assert (row["own"], row["reference"]) == ([n / 1000 for n in ours], [n / 1000 for n in theirs])
-    assert row["own alone stands"] == [[max(0, own - other) for other in theirs] for own in ours]
-    assert row["reference alone stands"] == [[max(0, other - own) for other in theirs] for own in ours]
+    assert row["robust under ours only"] == [[max(0, own - other) for other in theirs] for own in ours]
+    assert row["robust under the reference only"] == [[max(0, other - own) for other in theirs] for own in ours]
     line = agreement.table({"AT": row}).splitlines()[1]
     assert "FAILS in the mean" in line if not holds else "holds in the mean" in line
     assert line.endswith(f"for {sum(by_seed)} of {len(by_seed)} seeds")
 
 
-def test_a_chunk_counts_once_all_runs_have_finished_it(agreement):
+def test_a_chunk_counts_when_all_runs_have_finished_it(agreement):
     row = agreement.compare(done((300, 310, 300, 300), (100, 100, 100)), RUNS, "AT")
     assert (row["n"], row["own"], row["chunks"]) == (1000, [0.3, 0.31], [0])
     assert agreement.compare(done((300, 300)), RUNS, "AT") == {"n": 0}
 
 
-def test_fronts_move_a_picture_little_and_its_gradient_a_lot(agreement):
+def test_defences_change_images_little_and_gradients_a_lot(agreement):
     x = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     for front, near in ((agreement.quantised, 1 / 30), (agreement.shattered, 2 / 255)):
         y = front(x)
