@@ -19,6 +19,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.runtime.precision import PRECISIONS, ieee_fp32
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 from pixelpart.view.borrow import borrowed
+from pixelpart.view.check import trusted_view
 
 SEARCHES: dict[str, Search] = {
     "apgd-ce": apgd_search(),
@@ -70,8 +71,6 @@ def autoattack(
     The search may run in bf16; IEEE fp32 decides. `slots` images are attacked at a time. With two classes there is no
     dlr loss, and plus leaves out apgd-dlr.
     """
-    from pixelpart.view.check import trusted_view  # late: it imports the kernels
-
     searches = choose(VERSIONS, version, "version")
     choose(PRECISIONS, search, "search")
     check_attack_inputs(x, budget, step_size=0.0, steps=0)

@@ -7,10 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelpart.attacks.ball import check_attack_inputs, default_generator, first_image, in_dtype_of
-from pixelpart.attacks.pgd import gradient_view, run_steps
+from pixelpart.attacks.pgd import run_steps
 from pixelpart.losses import SampleLoss, margin, targeted_margin, without
 from pixelpart.types import Budget, Images, Labels, Model
 from pixelpart.view.borrow import FrozenView, borrowed
+from pixelpart.view.views import view_in
 
 Starts = Float[Tensor, "targets b c h w"]
 
@@ -40,7 +41,7 @@ def mma(
         check_attack_inputs(x, budget, step_size=step_size, steps=steps)
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
-        net = gradient_view(net, search, x)
+        net = view_in(net, search, x)
         clean = net(x)
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)

@@ -11,6 +11,7 @@ from pixelpart.errors import choose
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
 from pixelpart.view.borrow import FrozenView, borrowed
+from pixelpart.view.views import view_in
 
 
 def pgd(
@@ -38,20 +39,11 @@ def pgd(
         check_attack_inputs(x, budget, step_size=step_size, steps=steps)
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
-        net = gradient_view(net, search, x)
+        net = view_in(net, search, x)
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
         first = first_image(x, budget, start=start, generator=generator)
         return run_steps(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
-
-
-def gradient_view(net: Model, search: str, x: Images) -> Model:
-    """What gradients are taken through in this precision: the model itself, or its bf16 view."""
-    if search == "fp32":
-        return net
-    from pixelpart.view.views import view_in  # late: it imports the kernels
-
-    return view_in(net, search, x)
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ def views_in(
         folding = Folding(model, dtype=dtype, fuse=device.type == "cuda")
         if folding.folded and _usable(folding(), model, dtype, _two_images(size, device, layout)):
             try:
-                return folding, TrainingView(model, dtype=dtype, own=hopper(device))
+                return folding, TrainingView(model, dtype=dtype, own_kernels=hopper(device))
             except Untraceable:
                 pass
     return Folding(model), None

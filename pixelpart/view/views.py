@@ -34,14 +34,14 @@ class Traced:
         dtype: torch.dtype | None = None,
         from_bf16: bool = False,
         fuse: bool = False,
-        own: bool = False,
+        own_kernels: bool = False,
     ) -> None:
         self.structure = trace(copy.deepcopy(skeleton), method)  # a copy: folding changes its modules
         self._folds = fold_batch_norm(self.structure) if fold else Folds([], [])
         self._narrowed = narrow(self.structure, dtype) if dtype is not None else {}
         if from_bf16:
             widen(self.structure)
-        if fuse or own:
+        if fuse or own_kernels:
             from pixelpart.view.fuse import (
                 fuse_relus,
                 own_convolutions,
@@ -49,7 +49,7 @@ class Traced:
 
             if fuse:
                 fuse_relus(self.structure)
-            if own:
+            if own_kernels:
                 own_convolutions(self.structure)
         self.structure.graph.lint()
         self.structure.delete_all_unused_submodules()
@@ -193,13 +193,13 @@ class TrainingView:
     """The logits of a classifier in train mode, computed in bf16 after the first convolution from its fp32 weights.
 
     Gradients reach the model's own parameters, and batch norm updates the model's own statistics. Raises Untraceable if
-    torch.fx cannot trace the model. With `own`, convolutions are operations of pixelpart.kernels.
+    torch.fx cannot trace the model. With `own_kernels`, convolutions are operations of pixelpart.kernels.
     """
 
-    def __init__(self, model: nn.Module, *, dtype: torch.dtype, own: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, dtype: torch.dtype, own_kernels: bool = False) -> None:
         self.model = model
         skeleton = copy.deepcopy(model).train().to("meta")
-        self._features = Traced(skeleton, "features", fold=False, dtype=dtype, own=own)
+        self._features = Traced(skeleton, "features", fold=False, dtype=dtype, own_kernels=own_kernels)
         self._head = Traced(skeleton, "head", fold=False, from_bf16=True)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -253,7 +253,7 @@ def test_a_training_pass_through_conv_is_the_same(name):
     x, results = torch.rand(2, 3, 8, 8), []
     for own in (False, True):
         model.load_state_dict(state)
-        network = TrainingView(model, dtype=torch.bfloat16, own=own)
+        network = TrainingView(model, dtype=torch.bfloat16, own_kernels=own)
         calls = [str(node.target) for node in network._features.structure.graph.nodes]
         assert sum("pixelpart.conv" in call for call in calls) == (16 if own else 0)
         logits = network(x)
