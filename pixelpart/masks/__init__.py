@@ -1,4 +1,7 @@
-"""Which pixels matter, and how much budget each gets: model and image -> map -> heat -> budget."""
+"""Which pixels matter, and how much budget each gets: model and image -> map -> heat -> budget.
+
+A new map or rule is a function and an entry in a table below.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +40,7 @@ CAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "xgradcam": xgradcam,
 }
 
-# (transformer, x, target) -> how much of each token is in each
+# (transformer, x, target) -> share of each token in each other token
 ROLLOUTS: dict[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {
     "gradient-rollout": gradient_rollout,
     "rollout": rollout,
@@ -45,7 +48,7 @@ ROLLOUTS: dict[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {
 
 MAPS: dict[str, Callable[..., Tensor]] = {**CAMS, **ROLLOUTS}
 
-# heat -> share of the way from eps_low to eps
+# heat -> share in [0, 1]; the budget is eps_low + share (eps - eps_low)
 RULES: dict[str, Callable[..., Tensor]] = {
     "mean": above_mean,
     "official": official,

@@ -1,7 +1,7 @@
-"""Maps of a transformer: from which patches the attention of all its blocks, one after another, gathers the answer.
+"""Attention maps of a transformer: how much each patch contributes to the output through all blocks.
 
-Such a model gives `attentions(x)`: the weights of each block's attention (b, heads, t, t), first block first, and the
-logits; and `class_token`: whether the logits are read off the first token, else off the mean over the patches' tokens.
+The model has `attentions(x)`, which returns the attention weights of each block (b, heads, t, t), first block first,
+and the logits; and `class_token`, whether the logits come from the first token or from the mean of the patch tokens.
 """
 
 import math
@@ -18,7 +18,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.types import Images, Labels, Map
 from pixelpart.view.borrow import borrowed
 
-Mixing = Float[Tensor, "b t t"]  # how much of each token (column) is in each token (row)
+Mixing = Float[Tensor, "b t t"]  # share of each token (column) in each token (row)
 
 
 def rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
@@ -37,7 +37,7 @@ def gradient_rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
     of the class score with respect to them (Chefer et al. 2021, "Generic attention-model explainability").
     """
     with torch.enable_grad():
-        # Weights of the network carry no gradient here, so the graph begins at the pixels; it is not followed so far.
+        # The parameters require no gradient here, so the graph must start at the pixels; gradients stop at the weights.
         weights, logits = model.attentions(x.detach().requires_grad_())
         target = logits.argmax(1) if target is None else target
         grads = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), weights)
@@ -45,7 +45,7 @@ def gradient_rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
 
 
 def _accumulated(layers: Sequence[Tensor]) -> Tensor:
-    """(I + A_L) ... (I + A_1) - I. Without the identity, beside which the small entries would be rounded off."""
+    """(I + A_L) ... (I + A_1) - I, without ever adding I, next to which small entries would be rounded off."""
     mixed = torch.zeros_like(layers[0])
     for layer in layers:
         mixed = mixed + layer + layer @ mixed
@@ -53,16 +53,16 @@ def _accumulated(layers: Sequence[Tensor]) -> Tensor:
 
 
 def attention_map(model: Any, x: Images, target: Labels | None = None, *, method: str) -> Map:
-    """The map (b, u, v) at the size of the grid of patches, detached; the model is as before."""
+    """The map (b, u, v) on the grid of patches, detached; the model is left unchanged."""
     function = choose(masks.ROLLOUTS, method, "cam")
     with borrowed(model) as fixed:
         if not hasattr(fixed, "attentions"):
-            suited = ", ".join(sorted(masks.CAMS))
             raise UserError(
-                f"cam {method!r} needs a transformer, and {type(model).__name__} is none; choose from {suited}"
+                f"cam {method!r} needs a transformer with `attentions`; for {type(model).__name__} choose from "
+                f"{', '.join(sorted(masks.CAMS))}"
             )
         mixed = function(fixed, x, target)
-        side = math.isqrt(mixed.shape[-1])  # tokens that are no patches stand before them
+        side = math.isqrt(mixed.shape[-1])  # tokens that are not patches come first
         patches = mixed[:, :, -side * side :]
-        seen = patches[:, 0] if fixed.class_token else patches[:, -side * side :].mean(1)
-        return seen.unflatten(1, (side, side))
+        output = patches[:, 0] if fixed.class_token else patches[:, -side * side :].mean(1)
+        return output.unflatten(1, (side, side))

@@ -1,7 +1,7 @@
-"""Class activation maps: where in the image the score of one class comes from.
+"""Class activation maps: which positions of an image raise the score of a class.
 
 Each method is a formula over an activation A (b, f, u, v) and the gradient G of the class score with respect to it.
-Tokens (b, t, f) are read as the grid of patches that they stand for.
+Tokens (b, t, f) are arranged on their grid of patches.
 """
 
 import math
@@ -40,9 +40,9 @@ def layercam(acts: Activations, grads: Activations) -> Map:
 
 
 def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, *, method: str = "gradcam") -> Map:
-    """The map at `features` without a backward pass, exact where pooling and one linear layer with this weight follow.
+    """The map at `features` without a backward pass, exact if average pooling and a linear layer of this weight follow.
 
-    There dscore/dA_k = weight[target, k] / (u v) at every position.
+    Then dscore/dA_k = weight[target, k] / (u v) at every position.
     """
     with torch.no_grad():
         grads = (weight[target] / acts[0, 0].numel())[:, :, None, None].expand_as(acts)
@@ -50,27 +50,27 @@ def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, 
 
 
 def features_cam(model: Any, acts: Activations | Tokens, target: Labels, *, method: str = "gradcam") -> Map:
-    """The map at `features` from the activation it gave: `pooled_cam` where the head allows it, else by autograd."""
+    """The map at `features`, given its output: by `pooled_cam` if the head allows it, else by autograd."""
     linear = getattr(model, "pooled_linear", None)
     if linear is not None:
         return pooled_cam(acts, linear.weight, target, method=method)
     with borrowed(model) as fixed, torch.enable_grad():
         leaf = _leaf(acts, "features")
-        logits = fixed.head(leaf.clone())  # what follows may work in place, which a leaf forbids
+        logits = fixed.head(leaf.clone())  # the head may work in place, which a leaf forbids
         return _explain(logits, leaf, target, method)
 
 
 def cam(
     model: Any, x: Images, target: Labels | None = None, *, method: str = "gradcam", layer: str = "features"
 ) -> Map:
-    """The raw map (b, u, v) of class target[i] (None: the predicted one) in image i, detached; the model is as before.
+    """The raw map (b, u, v) of class target[i] in image i (default: the predicted class), detached.
 
-    layer: "features", or the name of a submodule of the model whose output is an activation.
+    layer: "features", or the name of a submodule whose output is an activation. The model is left unchanged.
     """
     choose(masks.MAPS, method, "cam")
     if method in masks.ROLLOUTS:
         if layer != "features":
-            raise UserError(f"cam {method!r} reads all blocks at once, so layer {layer!r} has no meaning; leave it out")
+            raise UserError(f"cam {method!r} reads all blocks; layer {layer!r} does not apply to it")
         return attention_map(model, x, target, method=method)
     with borrowed(model) as fixed:
         if layer != "features":
@@ -78,7 +78,7 @@ def cam(
                 leaf, logits = _run_with_leaf(fixed, x, layer)
                 return _explain(logits, leaf, logits.argmax(1) if target is None else target, method)
         if not (hasattr(fixed, "features") and hasattr(fixed, "head")):
-            raise UserError(f"{type(model).__name__} has no features and head; pixelpart.models.wrap gives it both")
+            raise UserError(f"{type(model).__name__} has no features and head; pixelpart.models.wrap adds them")
         with torch.no_grad():
             acts = fixed.features(x)
             target = fixed.head(acts).argmax(1) if target is None else target
@@ -88,7 +88,7 @@ def cam(
 def heatmap(
     model: Any, x: Images, *, method: str = "gradcam", target: Labels | None = None, layer: str = "features"
 ) -> Heatmap:
-    """The map of `cam` at image size, min-max scaled to [0,1] per image; zero where the map is constant."""
+    """The map of `cam` at image size, min-max scaled to [0,1] per image; a constant map becomes zero."""
     h, w = x.shape[-2:]
     return upscale(cam(model, x, target, method=method, layer=layer), (h, w))
 
@@ -97,20 +97,20 @@ def upscale(cam: Map, size: tuple[int, int]) -> Heatmap:
     """(cam - min) / (max - min) per image, bicubic to size, clipped to [0,1]; a constant map becomes zeros."""
     low, high = cam.amin((1, 2), keepdim=True), cam.amax((1, 2), keepdim=True)
     scaled = torch.where(high > low, (cam - low) / (high - low), 0)
-    # Only with antialias is PyTorch's bicubic kernel the one PIL has; it overshoots.
+    # With antialias, PyTorch's bicubic kernel is that of PIL; it overshoots [0,1].
     return F.interpolate(scaled[:, None], size, mode="bicubic", antialias=True)[:, 0].clamp(0, 1)
 
 
 def _explain(logits: Tensor, leaf: Tensor, target: Tensor, method: str) -> Tensor:
-    """The map of the target's score; in eval mode no image's score depends on another image, so one sum serves all."""
+    """The map of the target's score; in eval mode images do not interact, so the scores can be summed."""
     score = logits.gather(1, target[:, None]).sum()
     (grads,) = torch.autograd.grad(score, leaf)
-    grads = grads.to(logits.dtype)  # as wide as the head: a bf16 map would make bf16 budgets
+    grads = grads.to(logits.dtype)  # the type of the head: a bf16 map would make bf16 budgets
     return choose(masks.CAMS, method, "cam")(on_grid(leaf.detach()), on_grid(grads))
 
 
 def on_grid(acts: Activations | Tokens) -> Activations:
-    """Tokens (b, t, f) as (b, f, u, u): the last u u of them, u as large as can be; others stand before."""
+    """Tokens (b, t, f) as (b, f, u, u): the last u*u of them, with u as large as possible; class tokens come first."""
     if acts.ndim == 4:
         return acts
     side = math.isqrt(acts.shape[1])
@@ -126,7 +126,7 @@ def _leaf(acts: Any, layer: str) -> Tensor:
 
 
 def _run_with_leaf(model: Any, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """The output of a layer, made a leaf of the graph, and the logits that follow from it."""
+    """The output of a layer, as a leaf of the autograd graph, and the logits computed from it."""
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
     if not layer or layer not in modules:
         top = ", ".join(sorted({name.partition(".")[0] for name in modules if name} | {"features"}))
@@ -143,5 +143,5 @@ def _run_with_leaf(model: Any, x: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     finally:
         handle.remove()
     if len(leaves) != 1:
-        raise UserError(f"layer {layer!r} runs {len(leaves)} times in a forward pass; choose one that runs once")
+        raise UserError(f"layer {layer!r} runs {len(leaves)} times in a forward pass; choose a layer that runs once")
     return leaves[0], logits

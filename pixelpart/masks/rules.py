@@ -1,6 +1,6 @@
-"""From heat to budget. Each rule gives the share, 0 to 1, of the way from eps_low to eps that a pixel gets.
+"""From heat to budget: a rule gives each pixel a share in [0,1], and its budget is eps_low + share (eps - eps_low).
 
-heat is (b, h, w) in [0,1]; mean, deviation and quantile are those of each image by itself.
+heat is (b, h, w) in [0,1]; mean, deviation and quantile are taken over each image.
 """
 
 import math
@@ -19,35 +19,35 @@ Share = Float[Tensor, "b #c h w"]
 
 
 def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> BudgetMap:
-    """The largest change of each pixel: (b,1,h,w), for `official` (b,3,h,w); eps everywhere where the heat is dead."""
+    """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps in images of zero heat."""
     if not 0 <= eps_low <= eps <= 1:
         raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose 0 <= eps_low <= eps <= 1")
     function, settings = parse_rule(rule)
     share = function(heat, **settings)
     between = eps_low + (eps - eps_low) * share
-    # Written out where it is 1, as the sum above may round past eps.
+    # eps itself where the share is 1: the sum above may round past it.
     return torch.where((share >= 1) | dead(heat)[:, None, None, None], eps, between)
 
 
 def dead(heat: Heatmap) -> Flags:
-    """Which images have no heat at all."""
+    """Which images have zero heat at every pixel."""
     return (heat == 0).flatten(1).all(1)
 
 
 def parse_rule(text: str) -> tuple[Callable[..., Tensor], dict[str, Any]]:
-    """The function and settings that a rule's text names, such as mean or quantile:0.7."""
+    """The function and the settings of a rule such as "mean" or "quantile:0.7"."""
     name, colon, value = text.partition(":")
     function = choose(masks.RULES, name, "rule")
     if not colon:
         return function, {}
     if name != "quantile":
-        raise UserError(f"rule {name!r} takes no number, but {text!r} gives one; only quantile:Q does")
+        raise UserError(f"rule {name!r} takes no number, but {text!r} has one; only quantile:Q does")
     try:
         q = float(value)
     except ValueError:
         q = math.nan
     if not 0 <= q < 1:
-        raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number from 0 up to, not including, 1")
+        raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number Q with 0 <= Q < 1")
     return function, {"q": q}
 
 
@@ -62,30 +62,30 @@ def zscore(heat: Heatmap) -> Share:
 
 
 def above_quantile(heat: Heatmap, *, q: float = 0.5) -> Share:
-    """1 where heat lies strictly above its q-quantile."""
+    """1 where heat is strictly above its q-quantile."""
     ordered = heat.flatten(1).sort(1).values
-    # A quantile between two values separates the same pixels as the lower of them does.
+    # A quantile between two values separates the same pixels as the lower of the two.
     threshold = ordered[:, math.floor(q * (ordered.shape[1] - 1)), None, None]
     return (heat > threshold).to(heat.dtype)[:, None]
 
 
 def soft(heat: Heatmap) -> Share:
-    """w / (1 + w) with w = heat / mean(heat): no step, half the way at the mean."""
+    """w / (1 + w) with w = heat / mean(heat): continuous, 1/2 at the mean."""
     w = heat / heat.mean((1, 2), keepdim=True)
-    # As 1 - 1/(1+w), where each operation keeps the order of pixels also after rounding.
+    # As 1 - 1/(1+w): each operation is monotone also after rounding.
     return (1 - 1 / (1 + w))[:, None]
 
 
 def official(heat: Heatmap) -> Share:
     """1 where the jet colours of heat^2, standardised over all 3 h w of an image, are > 1, as in the authors' code.
 
-    For reproduction only: not monotone in heat, and the three channels disagree.
+    For reproduction only: it is not monotone in heat, and the three channels differ.
     """
     return (_standardised(jet(heat.square())) > 1).to(heat.dtype)
 
 
 def jet(value: Heatmap) -> Share:
-    """Matplotlib's jet, red, green and blue in [0,1], at the nearest lower of its 256 colours."""
+    """Matplotlib's colour map jet: red, green and blue in [0,1], rounded down to one of its 256 colours."""
     t = (value * 256).floor().clamp(0, 255) / 255
     red = torch.minimum((t - 0.35) / 0.31, 1 - 0.5 * (t - 0.89) / 0.11)
     green = torch.minimum((t - 0.125) / 0.25, (0.91 - t) / 0.27)
@@ -94,6 +94,6 @@ def jet(value: Heatmap) -> Share:
 
 
 def _standardised(values: Tensor) -> Tensor:
-    """(values - mean) / std of each image, std the population's."""
+    """(values - mean) / std of each image, with the population's std."""
     dims = tuple(range(1, values.ndim))
     return (values - values.mean(dims, keepdim=True)) / values.std(dims, correction=0, keepdim=True)

@@ -17,7 +17,6 @@ from pixelpart import draws, recipes
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.batch import step_batch
-from pixelpart.engine.distributed import means
 from pixelpart.engine.plan import build
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
@@ -123,17 +122,6 @@ def test_with_batch_norm_all_processes_have_equal_weights_and_statistics():
         assert torch.equal(mine, theirs), name
         if name.startswith("model.") and "running_mean" in name:
             assert not torch.equal(mine, before[name.removeprefix("model.")].double()), name
-
-
-def test_means_are_weighted_by_the_numbers_of_images():
-    def work(world):
-        return means(
-            [torch.tensor([[1.0, 2.0]]) + world.rank, torch.tensor(4.0) * world.rank], 1 + 2 * world.rank, world
-        )
-
-    for pair, number in in_threads(2, work):
-        torch.testing.assert_close(pair, torch.tensor([[1.75, 2.75]]))  # 1 and 2, weighted 1 to 3
-        torch.testing.assert_close(number, torch.tensor(3.0))
 
 
 def test_sums_are_over_all_processes_and_are_gathered_by_the_first():

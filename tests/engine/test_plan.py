@@ -126,9 +126,3 @@ def test_a_mask_needs_eps_above_zero():
     with pytest.raises(UserError, match="a mask needs eps above 0"):
         build(Config(model="tiny-cnn", eps=0, eps_low=0, mask={"rule": "mean"}))
     assert build(Config(model="tiny-cnn", eps=0, eps_low=0)).main.eps == 0
-
-
-def test_building_does_not_use_the_global_generator():
-    before = torch.get_rng_state()
-    plan("part")
-    assert torch.equal(before, torch.get_rng_state())

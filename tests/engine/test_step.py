@@ -195,27 +195,6 @@ def test_dead_maps_get_eps_and_are_counted():
     assert round(state.tally.read()["dead"]) == 2
 
 
-def test_a_map_of_another_layer_leaves_the_model_in_train_mode():
-    plan = plan_for(mask={"rule": "mean", "layer": "layer1"})
-    state = state_for(plan)
-    train_step(state, plan.main, batch_for(plan.main))
-    assert state.model.training
-    assert all(p.requires_grad for p in state.model.parameters())
-    assert 0 < state.tally.read()["high"] / 6 < 1
-
-
-def test_scaled_budgets_reach_the_attack_and_the_sums():
-    plan = plan_for("part", eps_ramp=2)
-    phase = plan.phase(0)
-    assert phase.budget_scale == 0.25
-    batch = batch_for(phase)
-    scaled = dataclasses.replace(batch, budget_scale=torch.full((6, 1, 1, 1), 0.25, dtype=torch.float64))
-    first, second = state_for(plan), state_for(plan)
-    (_, full), (_, quarter) = attacked(first, phase, batch), attacked(second, phase, scaled)
-    assert torch.equal(quarter, 0.25 * full)
-    assert first.tally.read()["high"] == second.tally.read()["high"]
-
-
 @pytest.mark.parametrize(
     ("method", "overrides", "kind"),
     [(method, {}, "crop-flip") for method in METHODS]

@@ -228,7 +228,7 @@ class Unsplit(nn.Module):
 
 
 def test_a_model_without_features_and_head_is_told_so_before_anything_runs(model, given, seen, tmp_path):
-    with pytest.raises(UserError, match=r"Unsplit has no features and head; .* gives it both"):
+    with pytest.raises(UserError, match=r"Unsplit has no features and head; .* adds them"):
         evaluate(Unsplit(model), data=given, attacks=["pgd2", "adaptive-pgd2"], out=tmp_path)
     assert seen == []
     assert not list(tmp_path.iterdir())

@@ -1,3 +1,5 @@
+"""Rules by hand and against numpy and matplotlib; what every rule has in common."""
+
 import matplotlib
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ ALL = ["mean", "zscore", "quantile", "quantile:0.8", "soft", "official"]
 
 
 def high(heat: Tensor, rule: str) -> list[list[int]]:
-    """Where the first image keeps eps, having checked that it has eps_low elsewhere."""
+    """Where the first image keeps eps; elsewhere it must have eps_low."""
     budget = masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule)
     keeps = budget == torch.tensor(EPS)
     assert ((budget == torch.tensor(LOW)) | keeps).all()
@@ -24,10 +26,6 @@ def high(heat: Tensor, rule: str) -> list[list[int]]:
 
 
 HEAT = torch.tensor([[[0.0, 0.2, 0.4], [0.5, 1.0, 0.3]]])  # mean 0.4, deviation sqrt(0.58/6) = 0.311
-
-
-def test_every_rule_is_in_the_table() -> None:
-    assert sorted(masks.RULES) == ["mean", "official", "quantile", "soft", "zscore"]
 
 
 def test_mean_keeps_eps_above_the_mean() -> None:
@@ -49,7 +47,7 @@ def test_quantile_keeps_eps_strictly_above_it() -> None:
 
 
 @pytest.mark.parametrize("q", [0.0, 0.1, 0.5, 0.73, 0.99])
-def test_quantile_is_numpys(q: float) -> None:
+def test_quantile_equals_numpys(q: float) -> None:
     heat = torch.rand(5, 6, 7, generator=torch.Generator().manual_seed(0))
     limits = np.quantile(heat.numpy().astype(np.float64), q, axis=(1, 2))
     expected = heat.double() > torch.tensor(limits)[:, None, None] + 1e-7
@@ -64,7 +62,7 @@ def test_soft_grows_with_heat_and_is_halfway_at_the_mean() -> None:
     assert budget[0, 0, 0, 2].item() == pytest.approx(0.5)
 
 
-def test_jet_is_matplotlibs() -> None:
+def test_jet_equals_matplotlibs() -> None:
     steps = torch.arange(257) / 256
     values = torch.cat([steps, steps - 1e-6, steps + 1e-6, torch.rand(1000)]).clamp(0, 1)[None, None]
     expected = matplotlib.colormaps["jet"](values.numpy())[..., :3].transpose(0, 3, 1, 2)
@@ -75,30 +73,25 @@ def test_official_is_jet_of_the_square_standardised_over_all_channels() -> None:
     heat = torch.rand(4, 8, 8, generator=torch.Generator().manual_seed(2))
     budget = masks.budget(heat, eps=EPS, eps_low=LOW, rule="official")
     assert budget.shape == (4, 3, 8, 8)
-    for one, ours in zip(heat.numpy(), budget, strict=True):
-        colours = matplotlib.colormaps["jet"](one**2)[..., :3]
+    for image, ours in zip(heat.numpy(), budget, strict=True):
+        colours = matplotlib.colormaps["jet"](image**2)[..., :3]
         expected = (colours - colours.mean()) / colours.std() > 1
         assert np.array_equal(ours.numpy().transpose(1, 2, 0) == np.float32(EPS), expected)
         assert 0.05 < expected.mean() < 0.5
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_each_image_stands_by_itself(rule: str) -> None:
+def test_images_do_not_interact_and_a_dead_map_gives_eps_everywhere(rule: str) -> None:
     heat = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(3))
     heat[1] *= 0.2
-    whole = masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule)
-    alone = torch.cat([masks.budget(one[None], eps=EPS, eps_low=LOW, rule=rule) for one in heat])
-    torch.testing.assert_close(whole, alone)
-
-
-@pytest.mark.parametrize("rule", ALL)
-def test_a_dead_map_gives_eps_everywhere_and_to_its_image_alone(rule: str) -> None:
-    heat = torch.stack([torch.zeros(4, 4), torch.rand(4, 4, generator=torch.Generator().manual_seed(4))])
-    assert masks.dead(heat).tolist() == [True, False]
+    heat[2] = 0
+    assert masks.dead(heat).tolist() == [False, False, True]
     budget = masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule)
-    assert (budget[0] == torch.tensor(EPS)).all()
-    assert (budget[1] < EPS - 1e-4).any()
-    assert budget.isfinite().all()
+    single = torch.cat([masks.budget(image[None], eps=EPS, eps_low=LOW, rule=rule) for image in heat])
+    torch.testing.assert_close(budget, single)
+    assert (budget[2] == torch.tensor(EPS)).all()
+    assert (budget[:2] < EPS - 1e-4).flatten(1).any(1).all()
+    assert (masks.budget(heat, eps=EPS, eps_low=EPS, rule=rule) == torch.tensor(EPS)).all()
 
 
 heats = st.lists(st.floats(0, 1, width=32), min_size=9, max_size=9).map(lambda v: torch.tensor(v).view(1, 3, 3))
@@ -106,7 +99,7 @@ heats = st.lists(st.floats(0, 1, width=32), min_size=9, max_size=9).map(lambda v
 
 @settings(deadline=None)
 @given(heats, st.sampled_from(["mean", "zscore", "quantile", "quantile:0.8", "soft"]))
-def test_a_hotter_pixel_never_gets_less(heat: Tensor, rule: str) -> None:
+def test_a_hotter_pixel_never_gets_a_smaller_budget(heat: Tensor, rule: str) -> None:
     budget = masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule)
     order = heat.flatten().argsort(stable=True)
     assert (budget.flatten()[order].diff() >= 0).all()
@@ -129,27 +122,20 @@ def test_two_level_budgets_are_eps_and_eps_low_to_the_bit(eps: float, eps_low: f
 
 
 @pytest.mark.parametrize(("eps", "eps_low"), [(7 / 255, 8 / 255), (8 / 255, -1 / 255), (8.0, 7.0), (float("nan"), 0.0)])
-def test_levels_that_make_no_budget_are_refused(eps: float, eps_low: float) -> None:
+def test_levels_out_of_order_or_range_are_refused(eps: float, eps_low: float) -> None:
     with pytest.raises(UserError, match="choose 0 <= eps_low <= eps <= 1"):
         masks.budget(HEAT, eps=eps, eps_low=eps_low)
 
 
 @pytest.mark.parametrize("rule", ALL)
-def test_equal_eps_make_a_constant_budget(rule: str) -> None:
-    budget = masks.budget(HEAT, eps=EPS, eps_low=EPS, rule=rule)
-    assert (budget == torch.tensor(EPS)).all()
-
-
-@pytest.mark.parametrize("rule", ALL)
-def test_no_value_is_looked_at_on_the_way(rule: str) -> None:
-    """On the meta device there are no values: whatever would wait for the GPU fails here."""
+def test_rules_never_wait_for_the_device(rule: str) -> None:
+    """On the meta device there are no values to read."""
     heat = torch.empty(2, 8, 8, device="meta")
     assert masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule).shape[2:] == (8, 8)
 
 
-def test_rules_are_parsed() -> None:
+def test_a_rule_may_have_a_number() -> None:
     assert masks.parse_rule("mean") == (masks.RULES["mean"], {})
-    assert masks.parse_rule("quantile") == (masks.RULES["quantile"], {})
     assert masks.parse_rule("quantile:0.7") == (masks.RULES["quantile"], {"q": 0.7})
 
 
@@ -158,13 +144,11 @@ def test_rules_are_parsed() -> None:
     [
         ("means", "unknown rule 'means'; choose from mean, official, quantile, soft, zscore"),
         ("mean:0.5", "rule 'mean' takes no number"),
-        ("quantile:", "'' is not a quantile"),
         ("quantile:half", "'half' is not a quantile"),
         ("quantile:1", "'1' is not a quantile"),
-        ("quantile:-0.1", "'-0.1' is not a quantile"),
         ("quantile:nan", "'nan' is not a quantile"),
     ],
 )
-def test_mistakes_in_a_rule_are_told(text: str, message: str) -> None:
+def test_a_mistake_in_a_rule_is_a_user_error(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         masks.parse_rule(text)
