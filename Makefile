@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/pixelpart demo --out demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -86,13 +86,13 @@ ALL_PANELS = curves.PANELS
 
 
 @pytest.fixture(autouse=True)
-def _few_panels(monkeypatch):
+def _no_panels(monkeypatch):
     """Drawing takes most of the time of a page."""
-    monkeypatch.setattr(curves, "PANELS", ALL_PANELS[:2])
+    monkeypatch.setattr(curves, "PANELS", ())
 
 
 @pytest.fixture
-def all_panels(_few_panels, monkeypatch):
+def all_panels(_no_panels, monkeypatch):
     monkeypatch.setattr(curves, "PANELS", ALL_PANELS)
 
 

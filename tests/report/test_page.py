@@ -111,6 +111,7 @@ def test_strings_are_escaped(make_run, page, entry, metrics_row, explained):
     assert not [node for node in found.all("b") if node.text.startswith("&")]
 
 
+@pytest.mark.usefixtures("all_panels")
 def test_new_run_has_a_page_that_says_what_is_missing(make_run, page):
     bare = make_run("bare", metrics=None, entries=None, explain=None, tensors=None)
     found = page(bare)
@@ -142,6 +143,7 @@ def test_settings_that_differ_are_marked(make_run, page):
     assert "eps8/255" in [row.text for row in found.all("table", "settings")[0].all("tr")]
 
 
+@pytest.mark.usefixtures("all_panels")
 def test_same_input_gives_the_same_bytes_and_a_failed_report_keeps_them(make_run, tmp_path):
     run, out = make_run(), tmp_path / "r.html"
     first = write_report([run], out).read_bytes()
