@@ -19,8 +19,8 @@ from pixelpart.evaluation.attack_spec import facts_of, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.journal import Journal
-from pixelpart.report.reading import Entry
-from pixelpart.report.words import bound
+from pixelpart.report.formatting import describe_eps
+from pixelpart.report.run import Measurement
 
 HIGH, LOW = 12 / 255, 8 / 255
 PLAIN = {"cam": "gradcam", "layer": "features", "rule": "mean", "target": "predicted"}
@@ -140,9 +140,9 @@ def test_the_figure_says_that_it_is_outside_the_threat_model(model, given):
 
 def test_the_report_tells_the_two_levels():
     attacked = {"steps": 20, "eps_low": LOW}
-    entry = Entry.model_construct(attack="adaptive-pgd20", settings=attacked)
+    entry = Measurement.model_construct(attack="adaptive-pgd20", settings=attacked)
     assert entry.own_eps
-    assert bound(HIGH, attacked) == "eps 12/255 and 8/255"
+    assert describe_eps(HIGH, attacked) == "eps 12/255 and 8/255"
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
