@@ -1,6 +1,7 @@
-"""What a run is: frozen, validated, hashable; round-trips through TOML and JSON. No torch in here: `--help` is quick.
+"""The config of a run: frozen, validated, hashable, read from and written to TOML and JSON.
 
-Methods are names with their settings beside them; `engine/plan.py` resolves the names against the rooms' tables.
+No torch is imported here, so that `--help` is quick. Methods are names with their settings; `engine/plan.py` looks the
+names up in the tables of masks, attacks and objectives.
 """
 
 import hashlib
@@ -30,13 +31,13 @@ from pixelpart.errors import UserError
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
 
-# what `evaluate` does by default
+# defaults of `evaluate`
 DEFAULT_ATTACKS = ("natural", "pgd20")
 DEFAULT_EPS = 8 / 255
 DEFAULT_STEP_SIZE = 2 / 255
 DEFAULT_SEED = 0
 
-ADDED = {  # fields added later: at these values they leave a run's hash as it was
+ADDED = {  # fields added later: at these values they do not change a run's hash
     "size": 0,
     "skip_bad": False,
     "num_classes": 0,
@@ -87,99 +88,99 @@ def parse_fraction(value: Any) -> float:
 
 
 def write_fraction(value: float) -> float | str:
-    """The k/255 that a person would write, where that gives back the same float; else the float."""
+    """k/255 with a short k if that is exactly the float, else the float."""
     levels = Fraction(value * 255).limit_denominator(10)
     text = f"{float(levels):g}/255"
     return text if value and parse_fraction(text) == value else value
 
 
 Eps = Annotated[float, BeforeValidator(parse_fraction), PlainSerializer(write_fraction), Field(ge=0, le=1)]
-# Told apart by a tag, so that a mistake is reported once and not for each of the two.
+# tagged, so that a mistake is reported once and not for both alternatives
 SameOrEps = Annotated[
     Annotated[Literal["same"], Tag("same")] | Annotated[Eps, Tag("number")],
     Discriminator(lambda value: "same" if value == "same" else "number"),
 ]
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class AttackConfig(Part):
+class AttackConfig(Section):
     name: str = "pgd"
-    """how training examples are crafted"""
+    """attack that makes the training examples: pgd or mma"""
     steps: int = Field(10, ge=1)
-    """gradient steps an example"""
+    """gradient steps per example"""
     step_size: Annotated[Eps, Field(gt=0)] = 2 / 255
-    """length of a step, in [0,1] units"""
+    """step size, in [0,1] units"""
 
 
-class MaskConfig(Part):
+class MaskConfig(Section):
     rule: str = "none"
-    """which pixels keep eps: none (all), mean, zscore, quantile:Q, soft, official"""
+    """which pixels get eps: none (all), mean, zscore, quantile:Q, soft, official"""
     cam: str = "gradcam"
     """class activation map: gradcam, xgradcam, layercam; for a transformer also rollout, gradient-rollout"""
     layer: str = "features"
-    """where the map is read: features (the last activation before pooling) or a module's name, such as layer3"""
+    """layer of the map: features (the last activation before pooling) or the name of a module, such as layer3"""
     target: str = "predicted"
-    """whose class the map explains: predicted or label"""
+    """class that the map explains: predicted or label"""
     every: int = Field(0, ge=0)
-    """renew stored maps every so many epochs; 0: a fresh map for every batch"""
+    """compute maps every n epochs and store them; 0: compute them for every batch"""
 
 
-class BurnInConfig(Part):
+class BurnInConfig(Section):
     epochs: int = Field(0, ge=0)
-    """first epochs, trained without the mask"""
+    """number of first epochs without the mask"""
     eps: SameOrEps = "same"
-    """the uniform budget of burn-in: same (the run's eps) or a number"""
+    """uniform budget during burn-in: same (as eps) or a number"""
     objective: str = "same"
-    """the loss of burn-in: same (the run's own), at, trades or mart"""
+    """objective during burn-in: same (as objective.name), at, trades or mart"""
 
 
-class ObjectiveConfig(Part):
+class ObjectiveConfig(Section):
     name: str = "at"
     """at, trades or mart"""
     beta: float = Field(6.0, ge=0)
     """weight of the robust term in TRADES and MART"""
     smoothing: float = Field(0.0, ge=0, lt=1)
-    """label smoothing: the share of the target that is spread over all classes; 0: none"""
+    """label smoothing: share of the target distributed over all classes; 0: none"""
 
 
-class OptimConfig(Part):
+class OptimConfig(Section):
     name: str = "sgd"
     """sgd or adamw"""
     lr: float = Field(0.01, gt=0)
     """peak learning rate"""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """SGD's momentum, or how slowly AdamW's mean of the gradient moves"""
+    """momentum of SGD, or beta1 of AdamW"""
     weight_decay: float = Field(2e-4, ge=0)
-    """L2 penalty on all weights; AdamW shrinks them by itself instead"""
+    """weight decay: L2 penalty in SGD, decoupled in AdamW"""
     schedule: str = "step"
-    """step (divide at the epochs below), cyclic (up, then down to zero, linearly), cosine (likewise) or constant"""
+    """step (divided at decay_at), cyclic (linear warm-up and decay to 0), cosine (likewise) or constant"""
     decay_at: tuple[int, ...] = (60,)
-    """step: epochs, counted from 0 over the whole run, from which the rate is divided by 10 once more"""
+    """step: epochs, counted from 0, at which the learning rate is divided by 10"""
     warmup: float = Field(0.4, ge=0, le=1)
-    """cyclic, cosine: the share of the run before the peak"""
+    """cyclic, cosine: share of the run before the peak"""
     clip: float = Field(0.0, ge=0)
-    """largest norm of a step's gradient, over all weights; 0: no limit"""
+    """largest gradient norm, over all weights; 0: no clipping"""
 
 
-class AwpConfig(Part):
+class AwpConfig(Section):
     gamma: float = Field(0.0, ge=0)
-    """adversarial weight perturbation: its size, as a share of each weight's norm; 0: none"""
+    """adversarial weight perturbation: size relative to each weight's norm; 0: none"""
     after: int = Field(0, ge=0)
-    """first epochs, trained without it"""
+    """number of first epochs without weight perturbation"""
 
 
-class Config(Part):
-    """One training run, complete: two runs with equal configs on one machine give equal weights."""
+class Config(Section):
+    """All settings of a training run: equal configs give equal weights on the same machine."""
 
     schema_version: int = SCHEMA_VERSION
-    """layout of this file"""
+    """version of this file's layout"""
     recipe: str = "custom"
-    """the recipe this started from"""
+    """name of the recipe"""
     seed: int = Field(0, ge=0)
-    """every random draw follows from it"""
+    """seed of all random numbers"""
     dataset: str = "shapes"
     """shapes, cifar10, cifar100, svhn, tinyimagenet, folder:PATH or module:function"""
     size: int = Field(0, ge=0)
@@ -187,29 +188,29 @@ class Config(Part):
     skip_bad: bool = False
     """folder:PATH and tinyimagenet: leave out files that cannot be read"""
     num_classes: int = Field(0, ge=0)
-    """classes of a set of your own, filled in when training starts; 0: as many as the set has"""
+    """number of classes of folder:PATH or module:function, set when training starts"""
     classes: tuple[str, ...] = ()
-    """names of the classes of folder:PATH in the order of their labels, filled in when training starts"""
+    """class names of folder:PATH in the order of their labels, set when training starts"""
     augment: str = "none"
     """none, crop-flip, crop-flip-cutout, crop-flip-cutmix or idbh"""
     holdout: int = Field(1024, ge=0)
-    """training images kept aside to choose the best checkpoint; 0: none, and the last is what counts"""
+    """training images held out to choose the best checkpoint; 0: none, and the last checkpoint is the best"""
     probe: int = Field(1024, ge=1)
-    """images measured after every epoch: training images, and test images if none are held out"""
+    """training images, and test images if none are held out, that are evaluated after every epoch"""
     model: str = "resnet18"
     """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn, vit-tiny, vit-small, deit-small or module:function"""
     normalize: bool = False
-    """subtract the data set's mean and divide by its deviation inside the model"""
+    """normalise pixels by the data set's mean and standard deviation inside the model"""
     epochs: int = Field(80, ge=1)
-    """passes over the training images"""
+    """epochs, including burn-in"""
     batch_size: int = Field(128, ge=1)
-    """images a step, over all processes"""
+    """images per step, over all processes"""
     eps: Eps = 8 / 255
-    """budget of the pixels that matter, and of every pixel where there is no mask"""
+    """budget of the pixels that the mask selects, and of all pixels without a mask"""
     eps_low: Eps = EPS_LOW
-    """budget of the others"""
+    """budget of the other pixels"""
     eps_ramp: int = Field(0, ge=0)
-    """first epochs, over which all budgets grow linearly from 0; 0: none"""
+    """number of first epochs in which all budgets grow linearly from 0; 0: none"""
     attack: AttackConfig = AttackConfig()
     mask: MaskConfig = MaskConfig()
     burn_in: BurnInConfig = BurnInConfig()
@@ -217,13 +218,13 @@ class Config(Part):
     optim: OptimConfig = OptimConfig()
     awp: AwpConfig = AwpConfig()
     ema: float = Field(0.0, ge=0, lt=1)
-    """decay of the weight average a step; 0: none"""
+    """decay per step of the exponential moving average of the weights; 0: no average"""
     keep: tuple[int, ...] = ()
-    """epochs after which a checkpoint is kept for good; the end of burn-in always is"""
+    """epochs after which a checkpoint is kept; it always is after burn-in"""
     precision: str = "fp32"
-    """fp32 (the reference) or bf16 (behind the first convolution; weights, pixels and head stay fp32)"""
+    """fp32 (the reference) or bf16 (after the first convolution; weights, pixels and head are fp32)"""
     init_from: str = ""
-    """RUN@EPOCH: start from another run's weights and optimiser after that many epochs"""
+    """RUN@EPOCH: start with the weights and the optimiser state of another run after that epoch"""
 
     @model_validator(mode="before")
     @classmethod
@@ -249,22 +250,20 @@ class Config(Part):
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
         if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {self.schema_version} is not {SCHEMA_VERSION}, the one this version reads"
-            )
+            raise ValueError(f"schema_version {self.schema_version} is not {SCHEMA_VERSION}, which this version reads")
         masked = self.mask.rule != "none"
-        if self.eps_low > self.eps and (masked or self.eps_low != EPS_LOW):  # without a mask the default is not in use
+        if self.eps_low > self.eps and (masked or self.eps_low != EPS_LOW):  # without a mask the default is not used
             low, high = write_fraction(self.eps_low), write_fraction(self.eps)
             raise ValueError(f"eps_low {low} is above eps {high}; choose eps_low <= eps")
         if self.burn_in.epochs > self.epochs - masked:
-            left = "leaves no epoch for the mask" if masked else "is too long"
-            raise ValueError(f"burn_in.epochs {self.burn_in.epochs} {left}: epochs is {self.epochs}")
+            problem = "leaves no epoch for the mask" if masked else "is too long"
+            raise ValueError(f"burn_in.epochs {self.burn_in.epochs} {problem}: epochs is {self.epochs}")
         if self.eps_ramp > self.epochs:
             raise ValueError(f"eps_ramp {self.eps_ramp} is longer than the run: epochs is {self.epochs}")
         return self
 
     def hash(self) -> str:
-        """Names this run: equal for equal configs, whatever file they came from."""
+        """Identifies the run: equal for equal configs, in whatever file."""
         values = self.model_dump(mode="json") | {"dataset": self.data_label, "skip_bad": False}
         if self.dataset == "tinyimagenet" and self.skip_bad:
             values |= {"size": 64, "num_classes": 200}
@@ -288,13 +287,13 @@ class Config(Part):
 
 
 def _in_use(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values without those of ADDED that are as if they were not there, and without parts left empty."""
-    parts = {k: _in_use(v, f"{prefix}{k}.") if isinstance(v, dict) else v for k, v in values.items()}
-    return {k: v for k, v in parts.items() if v != {} and (prefix + k not in ADDED or v != ADDED[prefix + k])}
+    """The values without fields of ADDED that are not used, and without sections that are then empty."""
+    sections = {k: _in_use(v, f"{prefix}{k}.") if isinstance(v, dict) else v for k, v in values.items()}
+    return {k: v for k, v in sections.items() if v != {} and (prefix + k not in ADDED or v != ADDED[prefix + k])}
 
 
 def read_config(path: Path) -> Config:
-    """A config from a .toml or .json file; every mistake in it is a UserError that names the field."""
+    """The config in a .toml or .json file; mistakes are UserErrors that name the field."""
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -307,11 +306,11 @@ def config_from(values: Any, *, source: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error)}") from None
+        raise UserError(f"{source}: {validation_message(error)}") from None
 
 
-def explain(error: ValidationError) -> str:
-    """Pydantic's findings as one line: field, what is wrong, value."""
+def validation_message(error: ValidationError) -> str:
+    """Pydantic's errors in one line: field, problem, value."""
     lines = []
     for item in error.errors():
         field = ".".join(str(part) for part in item["loc"])
@@ -325,7 +324,7 @@ def explain(error: ValidationError) -> str:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every field's value as JSON has it, under its dotted name."""
+    """The JSON value of every field by its dotted name."""
 
     def walk(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -337,6 +336,6 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def differing_fields(a: Config, b: Config) -> list[str]:
-    """Dotted names of the fields in which two configs differ, each with both values."""
+    """The fields in which two configs differ, each as name: value != value."""
     left, right = flat(a), flat(b)
-    return [f"{key}: {left[key]!r} there, {right[key]!r} here" for key in left if left[key] != right[key]]
+    return [f"{key}: {left[key]!r} != {right[key]!r}" for key in left if left[key] != right[key]]

@@ -1,6 +1,6 @@
-"""Named runs, each a function that returns a config: `cifar10_part(seed=1, eps_low=6/255)`.
+"""Recipes: functions that return the config of a run, such as `cifar10_part(seed=1, eps_low=6/255)`.
 
-The six methods differ in two words: the objective, and whether a mask decides the budget.
+The six methods differ in the objective and in whether a mask sets the budget.
 """
 
 import functools
@@ -13,7 +13,7 @@ METHODS = {"at": "at", "trades": "trades", "mart": "mart", "part": "at", "part-t
 
 
 def shapes(method: str, **overrides: Any) -> Config:
-    """The embedded set, a small net, few steps: minutes on a laptop."""
+    """The built-in data set, a small model, few steps: minutes on a laptop."""
     return _config(
         f"shapes-{method}",
         method,
@@ -32,29 +32,29 @@ def shapes(method: str, **overrides: Any) -> Config:
 
 
 def cifar10(method: str, **overrides: Any) -> Config:
-    """The paper's settings for CIFAR-10: all training images, last epoch; computed in bf16 unless told fp32."""
+    """The paper's settings for CIFAR-10: all training images, last epoch; in bf16 by default."""
     return _paper("cifar10", method, overrides, augment="crop-flip")
 
 
 def cifar100(method: str, **overrides: Any) -> Config:
-    """CIFAR-100, which the paper does not have, with its settings for CIFAR-10."""
+    """CIFAR-100, which is not in the paper, with its settings for CIFAR-10."""
     return _paper("cifar100", method, overrides, augment="crop-flip")
 
 
 def svhn(method: str, **overrides: Any) -> Config:
-    """The paper's settings for SVHN: shorter steps, more decay, no augmentation. It can collapse: try eps_ramp=5."""
+    """The paper's settings for SVHN: shorter steps, more decay, no augmentation. If it collapses, try eps_ramp=5."""
     step = {"steps": 10, "step_size": "1/255"}
     return _paper("svhn", method, overrides, weight_decay=3.5e-3, augment="none", attack=step)
 
 
 def tinyimagenet(method: str, **overrides: Any) -> Config:
-    """The paper's settings for TinyImageNet-200: a wide network and large batches."""
+    """The paper's settings for TinyImageNet-200: a wide model and large batches."""
     settings = {"model": "wrn-34-10", "batch_size": 512, "augment": "crop-flip"}
     return _paper("tinyimagenet", method, overrides, lr=0.02, weight_decay=5e-4, **settings)
 
 
 def cifar10_fast(method: str, **overrides: Any) -> Config:
-    """A shorter run that ends stronger; comparisons use it."""
+    """A shorter run with a stronger result, used for comparisons."""
     return _config(
         f"cifar10-{method}-fast",
         method,
@@ -73,13 +73,13 @@ def cifar10_fast(method: str, **overrides: Any) -> Config:
 
 
 def cifar10_strong(method: str, **overrides: Any) -> Config:
-    """What one would train today, not the paper's baseline; each part can be switched off, all else as it is.
+    """A stronger baseline than the paper's; each addition can be switched off on its own.
 
-    Rate and decay of Pang et al. 2021 ("Bag of tricks for adversarial training"), down a cosine as in Rebuffi et al.
-    2021, who average weights and find that augmentation then helps (`--ema 0`). IDBH of Li and Spratling 2023
-    (`--augment crop-flip`). Label smoothing 0.1, in the range of Pang et al. (`--objective.smoothing 0`). AWP of Wu et
-    al. 2020 with their gamma for AT and for TRADES, for MART that of TRADES, after the ten epochs that they give TRADES
-    (`--awp.gamma 0`).
+    Learning rate and weight decay of Pang et al. 2021 ("Bag of tricks for adversarial training"), cosine schedule of
+    Rebuffi et al. 2021, who average weights and find that augmentation then helps (`--ema 0`). IDBH of Li and Spratling
+    2023 (`--augment crop-flip`). Label smoothing 0.1, in the range of Pang et al. (`--objective.smoothing 0`). AWP of
+    Wu et al. 2020 with their gamma for AT and for TRADES, for MART that of TRADES, after ten epochs, as theirs for
+    TRADES (`--awp.gamma 0`).
     """
     return _config(
         f"cifar10-{method}-strong",
@@ -101,9 +101,9 @@ def cifar10_strong(method: str, **overrides: Any) -> Config:
 
 
 def shapes_vit(method: str, **overrides: Any) -> Config:
-    """A small transformer on the embedded set, its maps from its attention; some ten minutes on a laptop.
+    """A small transformer on the built-in data set, with attention maps; about ten minutes on a laptop.
 
-    At 8/255 SGD leaves it at chance. It learns with AdamW, clipped gradients, scaled pixels and an eps that grows.
+    With SGD at 8/255 it stays at chance. It learns with AdamW, clipped gradients, normalised pixels and an eps ramp.
     """
     return _config(
         f"shapes-vit-{method}",
@@ -126,10 +126,10 @@ def shapes_vit(method: str, **overrides: Any) -> Config:
 
 
 def cifar10_vit(method: str, **overrides: Any) -> Config:
-    """A transformer on CIFAR-10 in patches of 4 pixels, which the paper leaves as future work.
+    """A transformer on CIFAR-10 with patches of 4 pixels, future work in the paper.
 
-    As in Debenedetti et al. 2023 ("A light recipe to train robust vision transformers"): AdamW, plain augmentation, and
-    an eps that grows over ten epochs. Rate and decay are usual ones for a transformer, not tuned here.
+    As in Debenedetti et al. 2023 ("A light recipe to train robust vision transformers"): AdamW, simple augmentation,
+    and an eps ramp of ten epochs. Learning rate and weight decay are usual values for transformers, not tuned here.
     """
     return _config(
         f"cifar10-vit-{method}",
@@ -160,7 +160,7 @@ def _paper(
     weight_decay: float = 2e-4,
     **settings: Any,
 ) -> Config:
-    """What the paper does on every set: 80 epochs on all images, 20 of them burn-in, lr / 10 from the 60th."""
+    """The paper's settings on all data sets: 80 epochs on all images, 20 of them burn-in, lr / 10 from the 60th."""
     common: dict[str, Any] = {"model": "resnet18", "batch_size": 128, "holdout": 0, "precision": "bf16", "epochs": 80}
     optim = OptimConfig(lr=lr, weight_decay=weight_decay, schedule="step", decay_at=(60,))
     settings = common | settings | {"dataset": dataset, "optim": optim}
@@ -177,7 +177,7 @@ def _config(
     cam: str = "gradcam",
     **settings: Any,
 ) -> Config:
-    """The recipe's settings under the caller's; a dict such as mask={"every": 1} changes only the fields it names."""
+    """The recipe's settings with the overrides; a dict such as mask={"every": 1} changes only the fields it names."""
     masked = method.startswith("part")
     settings |= {
         "recipe": recipe,
@@ -209,5 +209,5 @@ def __getattr__(name: str) -> Callable[..., Config]:
     """`recipes.cifar10_part` is RECIPES["cifar10-part"]."""
     recipe = RECIPES.get(name.replace("_", "-"))
     if recipe is None:
-        raise AttributeError(f"no recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise AttributeError(f"unknown recipe {name!r}; choose from {', '.join(RECIPES)}")
     return recipe

@@ -1,4 +1,4 @@
-"""A config is what a run is: it survives being written, it has a name, and it says what is wrong with it."""
+"""Configs are read and written without loss, have a hash, and name mistakes."""
 
 import json
 import os
@@ -6,13 +6,11 @@ import re
 import subprocess
 import sys
 import tomllib
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from pixelpart.config import (
     ADDED,
@@ -54,6 +52,7 @@ def configs(draw):
     )
 
 
+@settings(max_examples=30)
 @given(configs())
 def test_a_config_survives_json_and_toml_with_the_same_hash(config):
     for text, parse in ((config.to_json(), json.loads), (config.to_toml(), tomllib.loads)):
@@ -63,24 +62,18 @@ def test_a_config_survives_json_and_toml_with_the_same_hash(config):
 
 
 @given(EPS)
-def test_a_budget_is_written_so_that_it_reads_back_to_the_bit(eps):
+def test_a_written_fraction_is_read_as_the_same_float(eps):
     assert parse_fraction(write_fraction(eps)) == eps
 
 
-@pytest.mark.parametrize("levels", ["8/255", "7/255", "7.5/255", "0.5/255", "255/255"])
-def test_a_budget_is_written_as_a_person_would(levels):
-    assert write_fraction(float(Fraction(levels.split("/")[0]) / 255)) == levels
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("8/255", 8 / 255), ("7.5/255", 7.5 / 255), ("0.03", 0.03), (" 1 / 4 ", 0.25), ("1e-2", 0.01)]
-)
-def test_a_fraction_is_read_as_the_quotient(text, value):
-    assert parse_fraction(text) == value
+def test_fractions_by_hand():
+    texts = ("8/255", 8 / 255), ("7.5/255", 7.5 / 255), ("0.03", 0.03), (" 1 / 4 ", 0.25), ("1e-2", 0.01)
+    assert [parse_fraction(text) for text, _ in texts] == [value for _, value in texts]
+    assert [write_fraction(k / 255) for k in (8, 7.5, 0.5)] == ["8/255", "7.5/255", "0.5/255"]
 
 
 @pytest.mark.parametrize("text", ["1/0", "8/", "/255", "8//255", "8/255/2", "eight", "", "nan", "inf", "1e999", "0x8"])
-def test_what_is_no_number_is_refused_by_its_name(text):
+def test_other_text_is_not_a_fraction(text):
     with pytest.raises(ValueError, match="is not a") as caught:
         parse_fraction(text)
     assert repr(text) in str(caught.value)
@@ -89,7 +82,7 @@ def test_what_is_no_number_is_refused_by_its_name(text):
 # -- the hash
 
 
-def test_the_hash_depends_on_content_and_not_on_how_it_was_written(tmp_path):
+def test_the_hash_depends_on_the_values_and_not_on_the_file(tmp_path):
     plain = Config(eps=8 / 255, eps_low=7 / 255, optim={"lr": 1, "decay_at": [60]})
     (tmp_path / "a.toml").write_text('eps = "8/255"\neps_low = 0.027450980392156862\n[optim]\ndecay_at=[60]\nlr=1.0')
     (tmp_path / "a.json").write_text('{"optim": {"lr": 1}, "eps_low": "7/255"}')
@@ -112,6 +105,8 @@ def test_the_hash_depends_on_content_and_not_on_how_it_was_written(tmp_path):
         {"awp": {"gamma": 0.01}},
         {"optim": {"name": "adamw"}},
         {"optim": {"clip": 1.0}},
+        {"objective": {"smoothing": 0.1}},
+        {"eps_ramp": 1},
     ],
 )
 def test_every_field_is_part_of_the_hash(change):
@@ -119,20 +114,13 @@ def test_every_field_is_part_of_the_hash(change):
 
 
 @pytest.mark.parametrize("run", sorted((ROOT / "results").glob("*/config.json")), ids=lambda path: path.parent.name)
-def test_a_run_of_before_still_has_the_hash_that_its_log_names(run):
-    """Fields that came later are not in its config, and leave its name alone."""
+def test_old_runs_still_have_the_hash_in_their_log(run):
+    """Fields added later are not in these configs and do not change the hash."""
     logged = re.search(r"config ([0-9a-f]{16})$", (run.parent / "log.txt").read_text(), flags=re.M)
     assert read_config(run).hash() == logged[1]
 
 
-@pytest.mark.parametrize(
-    "change", [{"objective": {"smoothing": 0.1}}, {"awp": {"gamma": 0.01}}, {"optim": {"clip": 1}}, {"eps_ramp": 1}]
-)
-def test_a_field_that_came_later_is_in_the_hash_where_it_is_used(change):
-    assert Config(**change).hash() != Config().hash()
-
-
-def test_the_fields_that_came_later_have_the_values_that_count_as_unused():
+def test_fields_added_later_are_unused_by_default():
     plain = flat(Config())
     assert {name: plain[name] for name in ADDED} == ADDED
 
@@ -158,7 +146,7 @@ def test_the_fields_that_came_later_have_the_values_that_count_as_unused():
         ({"dataset": "mine:load", "size": 48, "num_classes": 5}, {}, "b1a8f5b0e82dac71"),
     ],
 )
-def test_a_config_with_the_size_inside_its_datasets_name_is_read_and_keeps_its_hash(old, new, hashed):
+def test_an_old_config_with_the_size_in_the_data_sets_name_keeps_its_hash(old, new, hashed):
     config = config_from(old, source="old")
     assert config == Config(**(new or old))
     assert config.hash() == hashed
@@ -177,27 +165,18 @@ def test_the_hash_is_the_same_in_every_process():
 MISTAKES = [
     ({"eps_low": "9/255"}, "eps_low 9/255 is above eps 8/255"),
     ({"eps": "-1/255"}, "eps: .*0, not '-1/255'"),
-    ({"eps": -0.1, "eps_low": 0}, "eps: .*0, not -0.1"),
     ({"eps": 8}, "eps: .*1, not 8"),
     ({"eps": "1/0"}, "eps: '1/0' is not a number"),
     ({"eps": float("nan")}, "eps: .*nan"),
     ({"optim": {"lr": float("inf")}}, "optim.lr: .*inf"),
     ({"optim": {"lr": 0}}, "optim.lr: .*greater than 0, not 0"),
-    ({"optim": {"momentum": 1}}, "optim.momentum: .*less than 1, not 1"),
     ({"optim": {"lr": "fast"}}, "optim.lr: .*'fast'"),
     ({"epochs": 0}, "epochs: .*1, not 0"),
     ({"epochs": 2.5}, "epochs: .*integer.*2.5"),
-    ({"seed": -1}, "seed: .*0, not -1"),
-    ({"batch_size": 0}, "batch_size: .*1, not 0"),
-    ({"ema": 1}, "ema: .*less than 1, not 1"),
     ({"attack": {"steps": 0}}, "attack.steps: .*1, not 0"),
-    ({"attack": {"step_size": "-2/255"}}, "attack.step_size: .*'-2/255'"),
-    ({"mask": {"every": -1}}, "mask.every: .*0, not -1"),
-    ({"objective": {"beta": -6}}, "objective.beta: .*0, not -6"),
     ({"epochs": 5, "burn_in": {"epochs": 6}}, "burn_in.epochs 6 .*epochs is 5"),
     ({"epochs": 5, "burn_in": {"epochs": 5}, "mask": {"rule": "mean"}}, "burn_in.epochs 5 .*epochs is 5"),
     ({"burn_in": {"eps": "x"}}, "burn_in.eps.*'x' is not a number"),
-    ({"burn_in": {"eps": "-1/255"}}, "burn_in.eps.*0, not '-1/255'"),
     ({"eps": "4/255", "mask": {"rule": "mean"}}, "eps_low 7/255 is above eps 4/255"),
     ({"epsilon": 0.1}, "epsilon: no such field"),
     ({"mask": {"rules": "mean"}}, "mask.rules: no such field"),
@@ -209,7 +188,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("values", "message"), MISTAKES, ids=[str(values) for values, _ in MISTAKES])
-def test_a_mistake_is_one_line_with_the_field_and_the_value(values, message):
+def test_a_mistake_is_an_error_of_one_line_with_field_and_value(values, message):
     with pytest.raises(UserError, match=message) as caught:
         config_from(values, source="my.toml")
     assert str(caught.value).startswith("my.toml: ")
@@ -233,25 +212,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
         read_config(tmp_path / name)
 
 
-def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path):
-    for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(UserError, match=f"cannot read config {path}"):
-            read_config(path)
-
-
-def test_a_config_cannot_be_changed():
-    with pytest.raises(ValidationError):
-        Config().eps = 0.5
-    with pytest.raises(ValidationError):
-        Config().mask.rule = "mean"
-
-
-def test_eps_low_may_equal_eps_and_both_may_be_zero():
-    assert Config(eps=0, eps_low=0).eps == 0
-    assert Config(eps_low=8 / 255).eps_low == Config().eps
-
-
-def test_without_a_mask_eps_may_go_below_the_eps_low_that_nobody_asked_for():
+def test_without_a_mask_eps_may_be_below_the_default_eps_low():
     assert Config(eps="4/255").eps == 4 / 255
 
 
@@ -262,8 +223,8 @@ def test_differing_fields_are_named_with_both_values():
     a = Config(eps_low="6/255", mask={"every": 1})
     b = Config(optim={"decay_at": [60, 70]})
     assert differing_fields(a, b) == [
-        "eps_low: '6/255' there, '7/255' here",
-        "mask.every: 1 there, 0 here",
-        "optim.decay_at: [60] there, [60, 70] here",
+        "eps_low: '6/255' != '7/255'",
+        "mask.every: 1 != 0",
+        "optim.decay_at: [60] != [60, 70]",
     ]
     assert differing_fields(a, a) == []

@@ -115,7 +115,7 @@ def test_config_is_written_once_and_another_is_refused_with_the_fields_that_diff
     for _ in range(2):
         folder.check_config(Config(seed=4))
         folder.write_config(Config(seed=4))
-    with pytest.raises(UserError, match=r"another config \(seed: 4 there, 0 here; mask.every: 0 there, 1 here\)"):
+    with pytest.raises(UserError, match=r"another config \(seed: 4 != 0; mask.every: 0 != 1\)"):
         folder.check_config(Config(mask={"every": 1}))
     folder.write_config(Config(mask={"every": 1}))
     assert folder.read_config() == Config(seed=4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field, ValidationError
 
-from pixelpart.config import explain as explain_mistake
+from pixelpart.config import validation_message
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.evaluation.corruptions import FILE, mean_of
 from pixelpart.evaluation.store import read_flags
@@ -62,7 +62,7 @@ def read_check(run: ReportedRun) -> CheckRecord | None:
     try:
         return None if content is None else CheckRecord.model_validate(content)
     except ValidationError as error:
-        run.notes.append(f"check.json is not shown ({explain_mistake(error)})")
+        run.notes.append(f"check.json is not shown ({validation_message(error)})")
         return None
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from pixelpart.config import explain as explain_mistake
+from pixelpart.config import validation_message
 from pixelpart.report.formatting import NBSP, fraction
 from pixelpart.report.run import Record, ReportedRun
 from pixelpart.runs import EXPLAIN_SCHEMA
@@ -104,7 +104,7 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
         if any(not 0 <= label < len(record.classes) for label in labels):
             raise ValueError("a label has no class name")
     except (ValidationError, SafetensorError, OSError, ValueError) as error:
-        reason = explain_mistake(error) if isinstance(error, ValidationError) else error
+        reason = validation_message(error) if isinstance(error, ValidationError) else error
         run.notes.append(f"no pictures: {reason}; run `pixelpart explain RUN` again")
         return None
     return Explanation(record, arrays)

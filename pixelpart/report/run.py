@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pixelpart.config import Config
-from pixelpart.config import explain as explain_mistake
+from pixelpart.config import Config, validation_message
 from pixelpart.errors import UserError
 from pixelpart.evaluation.store import intact, read_entries
 from pixelpart.runs import MetricsRow, Run
@@ -106,7 +105,7 @@ class ReportedRun:
             try:
                 found.append(Measurement.model_validate(entry | {"entry": entry}))
             except ValidationError as error:
-                self.notes.append(f"{file}: an entry is not shown ({explain_mistake(error)})")
+                self.notes.append(f"{file}: an entry is not shown ({validation_message(error)})")
         return found
 
     def read_json(self, name: str, schema: int) -> dict[str, Any] | None:

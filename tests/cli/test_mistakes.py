@@ -71,7 +71,7 @@ def test_wrong_evaluation_leaves_the_run_unchanged(args, message, capsys, copied
 def test_other_config_and_locked_folder_are_refused(capsys, copied):
     before = files(copied)
     command = ["train", copied / "config.json", "--out", copied, "--device", "cpu"]
-    mistake(capsys, [*command, "--seed", "1"], "(seed: 0 there, 1 here)")
+    mistake(capsys, [*command, "--seed", "1"], "(seed: 0 != 1)")
     with RunFolder(copied).locked():
         mistake(capsys, command, "another process")
     assert files(copied) == before

@@ -69,7 +69,7 @@ def test_a_run_does_not_go_on_with_other_classes(photos, capsys):
     assert main(command) == 0
     (photos / "dark").rename(photos / "night")  # as many pictures of as many classes, with other labels
     assert main(command) == 2
-    told = "classes: ['dark', 'light', 'middle'] there, ['light', 'middle', 'night'] here"
+    told = "classes: ['dark', 'light', 'middle'] != ['light', 'middle', 'night']"
     assert told in capsys.readouterr().err
 
 
