@@ -5,7 +5,7 @@ import torch
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
-from pixelpart.engine.training_data import place
+from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy, MaskStore
 from pixelpart.types import Images, Labels, Map
 
@@ -22,7 +22,7 @@ def renew_maps(store: MaskStore, state: TrainingState, mask: BudgetPolicy, loade
     device, world = store.maps.device, loader.world
     store.maps.zero_()
     for index in torch.arange(len(loader))[world.slice(len(loader))].split(chunk):
-        x, y = place(*loader.take(index), device=device, layout=state.layout)
+        x, y = to_device(*loader.take(index), device=device, layout=state.layout)
         store.put(index.to(device), current_maps(state, mask, x, y))
     if world.size > 1:
         store.maps.copy_(world.total(store.maps))

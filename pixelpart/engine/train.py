@@ -51,7 +51,7 @@ def train(
     captured unless `fast` is False; the two paths differ by rounding, and in the draws of a network's dropout.
     Processes started by torchrun share every batch.
     """
-    config = training_data.settled(config)
+    config = training_data.with_data_fields(config)
     plan = build(config)
     folder = RunFolder(out)
     folder.check_config(config)

@@ -1,4 +1,4 @@
-"""The images of a run: those it learns from, and those that it is measured on after every epoch."""
+"""The images of a run: for training, and for the evaluation after every epoch."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from pixelpart.types import Images, Labels
 Probes = dict[str, tuple[Images, Labels]]
 
 
-def settled(config: Config) -> Config:
-    """The config with what it does not say of a set of the user's own, so that its run opens without the data."""
+def with_data_fields(config: Config) -> Config:
+    """The config with size, num_classes and classes of a user's data set, so that the run can be opened without it."""
     entry, folder = data.of_config(config), config.dataset.startswith("folder:")
     if config.dataset in data.SETS:
         if config.num_classes or config.classes:
@@ -26,7 +26,7 @@ def settled(config: Config) -> Config:
     found = {"size": entry.size, "num_classes": entry.num_classes, "classes": entry.classes if folder else ()}
     for field, value in found.items():
         if getattr(config, field) not in (0, (), value):
-            raise UserError(f"{config.dataset} has {field} {value}, not {getattr(config, field)} as the config says")
+            raise UserError(f"{config.dataset} has {field} {value}, but the config says {getattr(config, field)}")
     return config.model_copy(update=found)
 
 
@@ -39,44 +39,42 @@ def load(
     screen: Screen,
     layout: torch.memory_format = torch.channels_last,
 ) -> tuple[Loader, Probes]:
-    """The training images, and the probes: some of them under "train", and "held-out" or, without those, "test"."""
+    """The loader of the training images, and the probes by name: "train" and "held-out", else "test"."""
     images, labels = load_checked(config, "train", root, screen=screen)
     kept, held = split_holdout(len(images), config.holdout, config.seed)
     loader = Loader(
         images, labels, rows=kept, batch_size=config.batch_size, seed=config.seed, device=device, world=world
     )
     some = torch.randperm(len(kept), generator=draws.generator(config.seed, "probe images"))[: config.probe]
-    probes = {"train": place(images[kept[some]], labels[kept[some]], device=device, layout=layout)}
+    probes = {"train": to_device(images[kept[some]], labels[kept[some]], device=device, layout=layout)}
     if config.holdout:
-        probes["held-out"] = place(images[held], labels[held], device=device, layout=layout)
+        probes["held-out"] = to_device(images[held], labels[held], device=device, layout=layout)
     else:
         x, y = load_checked(config, "test", root, screen=screen)
         first = torch.arange(len(x))
-        if is_user_code(config.dataset):  # which may give them class by class
+        if is_user_code(config.dataset):  # may be sorted by class
             first = torch.randperm(len(x), generator=draws.generator(config.seed, "test images"))
-        probes["test"] = place(x[first[: config.probe]], y[first[: config.probe]], device=device, layout=layout)
+        probes["test"] = to_device(x[first[: config.probe]], y[first[: config.probe]], device=device, layout=layout)
     return loader, probes
 
 
 def skipped(config: Config, root: Path | str | None) -> list[str]:
-    """The files that the set left out as bad, each with its reason."""
-    left_out = data.of_config(config).skipped
-    return left_out(root) if left_out else []
+    """The files that skip_bad left out, each with the reason."""
+    list_skipped = data.of_config(config).skipped
+    return list_skipped(root) if list_skipped else []
 
 
-def place(
+def to_device(
     images: Tensor, labels: Tensor, *, device: torch.device, layout: torch.memory_format
 ) -> tuple[Images, Labels]:
-    """Both on the device, the images as floats in [0,1], laid out as the model wants them."""
+    """Images as floats in [0,1] with this memory layout, and labels, on the device."""
     return as_float(images.to(device)).contiguous(memory_format=layout), labels.to(device)
 
 
-def load_checked(
-    config: Config, split: str, root: Path | str | None, *, screen: Screen | None = None
-) -> tuple[Tensor, Tensor]:
-    """A split of the run's data set; UserError for pixels or labels that do not fit what the set declares."""
-    with (screen or Screen(quiet=True)).bars() as move:
-        images, labels = data.load(config.dataset, split=split, root=root, progress=move, **config.data_options)
+def load_checked(config: Config, split: str, root: Path | str | None, *, screen: Screen) -> tuple[Tensor, Tensor]:
+    """A split of the run's data set; UserError if pixels or labels do not fit the set's size and classes."""
+    with screen.bars() as progress:
+        images, labels = data.load(config.dataset, split=split, root=root, progress=progress, **config.data_options)
     entry = data.of_config(config)
     data.check_images(images, labels, entry.num_classes, shape=(3, entry.size, entry.size))
     return images, labels

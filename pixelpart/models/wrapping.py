@@ -56,7 +56,8 @@ class Wrapped(Classifier):
 
     @property
     def pooled_linear(self) -> nn.Linear | None:
-        return self.module.get_submodule(self.head_part.name) if isinstance(self.head_part, PooledLinear) else None
+        linear = self.module.get_submodule(self.head_part.name) if isinstance(self.head_part, PooledLinear) else None
+        return linear if isinstance(linear, nn.Linear) else None
 
     def trunk(self, x: Tensor) -> Tensor:
         return self.features_part(self.module, x)

@@ -1,6 +1,7 @@
-"""Training on the user's own pictures and code, the ramp of eps, and a run that collapses."""
+"""Training on a user's images and code, the eps ramp, and runs that collapse."""
 
 import dataclasses
+import json
 import shutil
 import sys
 
@@ -18,7 +19,7 @@ from pixelpart.engine.plan import build
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.train import train
-from pixelpart.engine.training_data import load, settled
+from pixelpart.engine.training_data import load, with_data_fields
 from pixelpart.errors import UserError
 from pixelpart.runs import Run
 from pixelpart.runtime.progress import Screen
@@ -47,121 +48,119 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("change", ["more", "fewer"])
-def test_a_run_does_not_go_on_with_another_number_of_pictures(photos, capsys, change):
-    masked = ["--mask.rule", "mean", "--mask.every", "1"]
-    command = ["train", "shapes-at", *masked, "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
+TRAIN = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
+EVALUATE = ["evaluate", "run", "--attacks", "natural", "--quiet"]
+
+
+def test_a_folder_is_trained_on_and_its_run_opens_without_it(photos, capsys):
+    (photos / "dark" / "bad.jpg").write_bytes(b"x")
+    assert main(TRAIN) == 2
+    assert "photos/dark/bad.jpg is not an image" in capsys.readouterr().err
+    assert main([*TRAIN, "--skip-bad"]) == 0
+    config = Run("run").config
+    assert (config.dataset, config.size, config.skip_bad, config.num_classes) == ("folder:photos", 16, True, 3)
+    assert config.classes == ("dark", "light", "middle")
+    assert "photos/dark/bad.jpg" in (photos.parent / "run" / "log.txt").read_text()
+    assert main(EVALUATE) == 0
+    assert main([*TRAIN, "--skip-bad"]) == 0  # the run is finished
+    shutil.rmtree(photos)
+    assert Run("run").load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_a_run_is_not_resumed_or_evaluated_on_other_images(photos, capsys):
+    """Labels are positions in the list of classes, and stored maps belong to image numbers."""
+    command = [*TRAIN, "--mask.rule", "mean", "--mask.every", "1"]
     assert main(command) == 0
     before = {path: path.read_bytes() for path in (photos.parent / "run").rglob("*") if path.is_file()}
-    for i in range(5):
-        if change == "more":
-            shutil.copy(photos / "dark" / "0.png", photos / "dark" / f"new{i}.png")
-        else:
-            (photos / "dark" / f"{i}.png").unlink()
-    assert main(command) == 2
-    count = {"more": 28, "fewer": 20}[change]  # four fifths, less those held out by the run
-    assert f"trained on 20 images, but the data set now has {count - 4}" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in before}
-
-
-def test_a_run_does_not_go_on_with_other_classes(photos, capsys):
-    command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
-    assert main(command) == 0
-    (photos / "dark").rename(photos / "night")  # as many pictures of as many classes, with other labels
-    assert main(command) == 2
-    told = "classes: ['dark', 'light', 'middle'] != ['light', 'middle', 'night']"
-    assert told in capsys.readouterr().err
-
-
-def test_a_model_is_not_evaluated_on_other_classes(photos, capsys):
-    assert main(["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]) == 0
     shutil.copytree(photos, photos.with_name("others"))
-    evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet", "--data", "folder:others"]
+    evaluate = [*EVALUATE, "--data", "folder:others"]  # of the run's size
     assert main(evaluate) == 0
-    shutil.rmtree(photos.with_name("others") / "dark")  # what was 1 would be 0
+    shutil.rmtree(photos.with_name("others") / "dark")
     assert main(evaluate) == 2
-    told = "folder:others has other classes than the model learned: light, middle and dark, light, middle"
-    assert told in capsys.readouterr().err
-
-
-def test_a_folder_trains_is_evaluated_and_its_run_opens_without_it(photos, capsys):
-    (photos / "dark" / "bad.jpg").write_bytes(b"x")
-    command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--out", "run", *SMALL]
+    assert "light, middle and dark, light, middle" in capsys.readouterr().err
+    shutil.copy(photos / "dark" / "0.png", photos / "dark" / "new0.png")
     assert main(command) == 2
-    assert "photos/dark/bad.jpg is not an image" in capsys.readouterr().err
-    assert main([*command, "--skip-bad"]) == 0
-    run = Run("run")
-    assert (run.config.dataset, run.config.size, run.config.skip_bad) == ("folder:photos", 16, True)
-    assert run.config.num_classes == 3
-    assert run.config.classes == ("dark", "light", "middle")
-    assert "bad files skipped (1): photos/dark/bad.jpg" in (run.dir / "log.txt").read_text()
-    assert main(["evaluate", "run", "--attacks", "natural", "--quiet"]) == 0
-    assert main([*command, "--skip-bad"]) == 0  # finished: the same command names the same run
-    shutil.rmtree(photos)
-    assert run.load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
+    assert "trained on 20 images, but the data set now has 21" in capsys.readouterr().err
+    (photos / "dark").rename(photos / "night")
+    assert main(command) == 2
+    assert "classes: ['dark', 'light', 'middle'] != ['light', 'middle', 'night']" in capsys.readouterr().err
+    unchanged = {path for path in before if path.name != "eval.json"}
+    assert all(path.read_bytes() == before[path] for path in unchanged)
 
 
-def test_a_set_that_comes_class_by_class_is_measured_on_several_classes(tmp_path, monkeypatch):
+def test_a_run_of_the_old_spelling_is_opened_and_resumed(photos):
+    """Old configs and checkpoints have folder:photos@16 as their data set."""
+    assert main(TRAIN) == 0
+    folder = photos.parent / "run"
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dataset": "folder:photos@16"}))
+    assert Run(folder).load("last")[1]["epoch"] == 1
+    assert main(EVALUATE) == 0
+    assert main(TRAIN) == 0
+
+
+def test_a_user_set_sorted_by_class_is_probed_on_several_classes(monkeypatch):
     x, y = data.shapes.generate("test")
     order = y.argsort(stable=True)
     entry = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x[order], y[order]))
     monkeypatch.setitem(data.USER_SETS, "mine:sorted", entry)
+
+    def probe_labels(config):
+        settings = {"device": torch.device("cpu"), "world": World(), "screen": Screen(quiet=True)}
+        return load(config, None, **settings)[1]["test"][1]
+
     config = Config(dataset="mine:sorted", size=32, num_classes=10, holdout=0, probe=64)
-    _, probes = load(config, None, device=torch.device("cpu"), world=World(), screen=Screen(quiet=True))
-    assert len(probes["test"][1].unique()) == 10
-    first = load(
-        Config(holdout=0, probe=64), None, device=torch.device("cpu"), world=World(), screen=Screen(quiet=True)
-    )
-    assert torch.equal(first[1]["test"][1], y[:64])  # those of the table as they lie
+    assert len(probe_labels(config).unique()) == 10
+    assert torch.equal(probe_labels(Config(holdout=0, probe=64)), y[:64])
 
 
-def test_code_runs_when_it_is_named_and_not_because_a_run_folder_names_it(tmp_path, capsys, monkeypatch):
+def test_user_code_named_in_a_run_folder_is_not_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "own_set.py").write_text(
         "import numpy as np\ndef load(split):\n    return np.zeros((32, 3, 16, 16), np.uint8), np.arange(32) % 2\n"
     )
     assert main(["train", "shapes-at", "--data", "own_set:load", "--out", "run", *SMALL]) == 0
     monkeypatch.setattr(data, "USER_SETS", {})
-    evaluate = ["evaluate", "run", "--attacks", "natural", "--quiet"]
-    for refused in (evaluate, ["train", "run/config.json", "--out", "again"]):
+    for refused in (EVALUATE, ["train", "run/config.json", "--out", "again"]):
         assert main(refused) == 2
         assert "is user code and is never loaded from a config; pass --data own_set:load" in capsys.readouterr().err
-    assert main([*evaluate, "--data", "own_set:load"]) == 0
+    assert main([*EVALUATE, "--data", "own_set:load"]) == 0
 
 
 @pytest.mark.parametrize(("batch_size", "code"), [("19", 2), ("20", 0)])
-def test_a_last_image_alone_that_cannot_be_trained_on_is_told_before_the_first_epoch(photos, capsys, batch_size, code):
+def test_a_last_batch_of_one_image_is_an_error_if_the_model_cannot_train_on_it(photos, capsys, batch_size, code):
     (photos.parent / "own_set.py").write_text(
         "from pixelpart.models import wrap\nfrom torch import nn\n"
         "def net(classes):\n"
         "    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, classes)\n"
         "    return wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(*head)), features='0', head='1')\n"
     )
-    command = ["train", "shapes-at", "--data", "folder:photos", "--size", "16", "--model", "own_set:net"]
     before = torch.get_rng_state()
-    assert main([*command, "--out", "run", *SMALL, "--batch-size", batch_size]) == code
+    assert main([*TRAIN, "--model", "own_set:net", "--batch-size", batch_size]) == code
     if code:
         assert "batch_size 19 leaves a last batch of one of 20 images" in capsys.readouterr().err
         assert not (photos.parent / "run").exists()
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_a_config_says_of_its_set_has_to_be_so(photos):
-    for config, message in (
-        (Config(dataset="folder:photos", size=16, num_classes=4), "folder:photos has num_classes 3, not 4"),
-        (Config(num_classes=4), "num_classes and classes are for data sets of your own"),
-        (Config(size=64), "--size is for folder:PATH, not for 'shapes'"),
-        (Config(skip_bad=True), "--skip-bad is for folder:PATH and tinyimagenet, not for 'shapes'"),
-        (Config(dataset="folder:photos"), "pass --size"),
-        (Config(dataset="folder:photos", size=4), "size 4 of folder:photos is out of range; choose 8 to 1024"),
-    ):
-        with pytest.raises(UserError, match=message):
-            settled(config)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "folder:photos", "size": 16, "num_classes": 4}, "has num_classes 3, but the config says 4"),
+        ({"num_classes": 4}, "num_classes and classes are for data sets of your own"),
+        ({"size": 64}, "--size is for folder:PATH, not for 'shapes'"),
+        ({"skip_bad": True}, "--skip-bad is for folder:PATH and tinyimagenet, not for 'shapes'"),
+        ({"dataset": "folder:photos"}, "pass --size"),
+    ],
+)
+def test_a_config_must_fit_its_data_set(photos, settings, message):
+    with pytest.raises(UserError, match=message):
+        with_data_fields(Config(**settings))
 
 
 # -- the ramp
 
 
-def test_budgets_grow_linearly_and_then_stay():
+def test_budgets_grow_linearly_and_then_are_constant():
     config = config_from({"model": "tiny-cnn", "eps_ramp": 4, "epochs": 8, "mask": {"rule": "mean"}}, source="test")
     plan = build(config)
     assert [plan.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, 1, 1]
@@ -173,7 +172,7 @@ def test_budgets_grow_linearly_and_then_stay():
 
 
 @pytest.mark.parametrize("rule", ["none", "mean"])
-def test_the_first_epochs_of_a_ramp_train_with_less(tmp_path, monkeypatch, rule):
+def test_the_first_epochs_of_a_ramp_have_smaller_budgets(tmp_path, monkeypatch, rule):
     some = tuple(tensor[:64] for tensor in data.shapes.generate("train"))
     monkeypatch.setattr(data, "load", lambda name, **_: some)
     small = {"model": "tiny-cnn", "epochs": 3, "eps_ramp": 2, "holdout": 16, "probe": 16, "attack": {"steps": 1}}
@@ -185,7 +184,7 @@ def test_the_first_epochs_of_a_ramp_train_with_less(tmp_path, monkeypatch, rule)
         assert high == 1 if rule == "none" else 0 < high < 1
 
 
-def test_in_a_ramp_the_attack_stays_within_the_share_that_each_image_has():
+def test_in_a_ramp_the_attack_stays_within_each_images_share():
     plan = build(Config(model="tiny-cnn", mask={"rule": "mean"}, attack={"steps": 2, "step_size": 8 / 255}))
     learner, seen = TrainingState(plan.model, plan.config, torch.device("cpu")), {}
     x = torch.full((3, 3, 32, 32), 0.5)
@@ -201,7 +200,7 @@ def test_in_a_ramp_the_attack_stays_within_the_share_that_each_image_has():
     assert (seen["moved"] * 255).tolist() == pytest.approx([0, 2, 8], abs=1e-4)
 
 
-def test_a_ramp_that_is_not_used_leaves_a_configs_hash_alone():
+def test_an_unused_ramp_does_not_change_the_hash():
     assert Config(eps_ramp=0).hash() == Config().hash() != Config(eps_ramp=1).hash()
     with pytest.raises(UserError, match="eps_ramp 9 is longer than the run: epochs is 8"):
         config_from({"epochs": 8, "eps_ramp": 9}, source="test")
@@ -232,18 +231,18 @@ def biased(tmp_path, monkeypatch):
     return trained
 
 
-def test_a_run_whose_model_calls_everything_one_class_says_so(biased):
+def test_a_run_whose_model_predicts_one_class_is_reported_as_collapsed(biased):
     run, _ = biased(lambda learner: learner.model)
     assert "collapsed: all 64 held-out images are predicted as class 3; " in (run.dir / "log.txt").read_text()
 
 
-def test_the_weights_are_asked_and_not_their_average(biased):
+def test_collapse_is_tested_on_the_weights_and_not_on_their_average(biased):
     run, called = biased(lambda learner: learner.average.model, ema=0.999)
     assert called == [3]  # by what is measured
     assert "predicted as class 3" not in (run.dir / "log.txt").read_text()
 
 
-def test_collapse_is_one_answer_to_images_of_several_classes():
+def test_collapse_is_one_prediction_for_images_of_several_classes():
     def found(answers, labels):
         logits = torch.eye(5)[answers].view(len(answers), 5, 1, 1)
         return collapsed_class(lambda x: x.flatten(1), logits, torch.tensor(labels), chunk=2)
