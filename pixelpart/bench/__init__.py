@@ -33,11 +33,11 @@ def run(
     **settings: Any,
 ) -> "BenchReport":
     """The report of a bench; times are medians of `repeats` rounds."""
-    from pixelpart.bench.timing import Bench, BenchReport, arithmetic, machine
+    from pixelpart.bench.timing import Bench, BenchReport, arithmetic, describe_machine
     from pixelpart.runtime.device import choose_device
 
     place, module = choose_device(device), importlib.import_module(f"pixelpart.bench.{BENCHES[bench][0]}")
-    running = Bench(BenchReport(bench, {}, machine(place)), place, repeats, say)
+    running = Bench(BenchReport(bench, {}, describe_machine(place)), place, repeats, say)
     # AutoAttack is timed once, and its two engines choose their own arithmetic.
     once = bench == "autoattack"
     with nullcontext() if once else arithmetic(place, settings.get("precision", "bf16")):

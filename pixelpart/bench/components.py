@@ -7,7 +7,7 @@ import torch
 
 from pixelpart import attacks, draws, masks, models
 from pixelpart.bench import baselines
-from pixelpart.bench.timing import Bench, Run
+from pixelpart.bench.timing import Bench, Timed
 from pixelpart.config import DEFAULT_EPS as EPS
 from pixelpart.config import DEFAULT_STEP_SIZE as STEP_SIZE
 from pixelpart.config import EPS_LOW
@@ -24,7 +24,7 @@ def bench_attack(bench: Bench, *, model: str = "resnet18", batch_size: int = 128
     x, y = random_batch(batch_size, bench.device)
     noise = attacks.draw_noise(x, kind="uniform")
     loop: dict[str, Any] = {"step_size": STEP_SIZE, "steps": steps}
-    runs: dict[str, Run] = {
+    runs: dict[str, Timed] = {
         "loop around loss.backward()": lambda: baselines.pgd(plain, x, y, EPS, noise, **loop),
         "loop around autograd.grad": lambda: baselines.pgd(plain, x, y, EPS, noise, gradient=baselines.by_grad, **loop),
         "attacks.pgd on the model": lambda: attacks.pgd(plain, x, y, EPS, **loop),
@@ -40,7 +40,7 @@ def bench_cam(bench: Bench, *, model: str = "resnet18", batch_size: int = 128) -
     plain, fp32, bf16 = views(model, bench)
     x, _ = random_batch(batch_size, bench.device)
     eps: dict[str, Any] = {"eps": EPS, "eps_low": EPS_LOW}
-    runs: dict[str, Run] = {
+    runs: dict[str, Timed] = {
         "masks one by one, backward to every weight": lambda: baselines.budgets(plain, x, **eps),
         "masks one by one, backward to the activation": lambda: baselines.budgets(plain, x, to_weights=False, **eps),
         "masks.heatmap and masks.budget on the model": lambda: mean_budget(plain, x),
@@ -50,7 +50,7 @@ def bench_cam(bench: Bench, *, model: str = "resnet18", batch_size: int = 128) -
     bench.measure({what: ready(run) for what, run in runs.items()}, images=batch_size)
 
 
-def ready(run: Run) -> Callable[[], Run]:
+def ready(run: Timed) -> Callable[[], Timed]:
     return lambda: run
 
 

@@ -17,7 +17,7 @@ from pixelpart.engine.fast import fast_arithmetic
 from pixelpart.runtime.device import current
 from pixelpart.runtime.precision import ieee_fp32
 
-Run = Callable[[], object]
+Timed = Callable[[], object]  # the function that is timed
 Say = Callable[[str], None]
 
 
@@ -84,7 +84,7 @@ class Bench:
 
     def measure(
         self,
-        makers: Mapping[str, Callable[[], Run]],
+        makers: Mapping[str, Callable[[], Timed]],
         *,
         images: int,
         against: Mapping[str, str] | None = None,
@@ -121,12 +121,12 @@ def median_ratio(times: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
-def calls_per_round(run: Run, device: torch.device) -> int:
+def calls_per_round(run: Timed, device: torch.device) -> int:
     """5 calls back to back on a GPU, where the host runs ahead as in a training loop; 1 if a call takes long."""
     return 5 if device.type == "cuda" and milliseconds(run, device) < 500 else 1
 
 
-def milliseconds(run: Run, device: torch.device, *, calls: int = 1) -> float:
+def milliseconds(run: Timed, device: torch.device, *, calls: int = 1) -> float:
     """The time of a call, from an idle device to an idle device."""
     if device.type != "cuda":
         began = time.perf_counter()
@@ -143,7 +143,7 @@ def milliseconds(run: Run, device: torch.device, *, calls: int = 1) -> float:
     return start.elapsed_time(end) / calls
 
 
-def peak_mib(make: Callable[[], Run], device: torch.device) -> float | None:
+def peak_mib(make: Callable[[], Timed], device: torch.device) -> float | None:
     """The memory in MiB that making and running it adds at its peak, captured graphs included; None on a CPU."""
     if device.type != "cuda":
         return None
@@ -166,7 +166,7 @@ def arithmetic(device: torch.device, precision: str = "bf16") -> Iterator[None]:
         yield
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def describe_machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device)}
     info = Path("/proc/cpuinfo")

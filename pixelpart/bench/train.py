@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pixelpart import attacks, draws, models, recipes
 from pixelpart.bench import METHODS, baselines
 from pixelpart.bench.components import random_batch
-from pixelpart.bench.timing import Bench, BenchReport, Run, median_ratio, milliseconds
+from pixelpart.bench.timing import Bench, BenchReport, Timed, median_ratio, milliseconds
 from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
@@ -48,7 +48,7 @@ def bench_train(
     """A step of each method on random images of CIFAR's shape, next to its eager fp32 baseline."""
     report = bench.report
     report.settings |= {"model": model, "batch_size": batch_size, "steps": steps, "precision": precision}
-    makers: dict[str, Callable[[], Run]] = {}
+    makers: dict[str, Callable[[], Timed]] = {}
     against: dict[str, str] = {}
     for method in methods:
         config = step_config(method, model=model, batch_size=batch_size, steps=steps, precision=precision)
@@ -90,7 +90,7 @@ def bench_stream(bench: Bench, *, model: str = "resnet18", batch_size: int = 128
         images = mapped_images(Path(folder) / "images", STREAMED_BATCHES * batch_size)
         labels = torch.arange(len(images)) % 10
 
-        def make(*, resident: bool) -> Run:
+        def make(*, resident: bool) -> Timed:
             phase, step = our_step(config, bench)
             loader = Loader(
                 images, labels, batch_size=batch_size, seed=config.seed, device=bench.device, resident=resident
@@ -128,10 +128,10 @@ def random_step_batch(
 
 def our_maker(
     config: Config, bench: Bench, network: Classifier | None = None, size: int = 32, classes: int = 10
-) -> Callable[[], Run]:
+) -> Callable[[], Timed]:
     """Our step as `pixelpart train` runs it, augmentation included; `network` replaces the config's."""
 
-    def make() -> Run:
+    def make() -> Timed:
         phase, step = our_step(config, bench, network, size)
         batch = random_step_batch(config, phase, bench.device, size, classes)
         return lambda: step(batch)
@@ -155,10 +155,10 @@ def our_step(
     return plan.main, lambda batch: step(state, plan.main, batch)
 
 
-def baseline_maker(method: str, config: Config, device: torch.device) -> Callable[[], Run]:
+def baseline_maker(method: str, config: Config, device: torch.device) -> Callable[[], Timed]:
     """The baseline's step on the same batch, which is augmented beforehand."""
 
-    def make() -> Run:
+    def make() -> Timed:
         model, optim = build_model(config).to(device), config.optim
         optimizer = torch.optim.SGD(
             model.parameters(), lr=optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay

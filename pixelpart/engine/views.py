@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from pixelpart.kernels.cuda import hopper
+from pixelpart.kernels.cuda import is_hopper
 from pixelpart.models import Classifier
 from pixelpart.types import Images
 from pixelpart.view.borrow import FrozenView, borrowed
@@ -40,7 +40,7 @@ def views_in(
         folding = Folding(model, dtype=dtype, fuse=device.type == "cuda")
         if folding.folded and _usable(folding(), model, dtype, _two_images(size, device, layout)):
             try:
-                return folding, TrainingView(model, dtype=dtype, own_kernels=hopper(device))
+                return folding, TrainingView(model, dtype=dtype, own_kernels=is_hopper(device))
             except Untraceable:
                 pass
     return Folding(model), None

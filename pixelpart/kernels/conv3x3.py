@@ -48,8 +48,8 @@ def taps_backward(stride: int) -> list[list[Tap]]:
     """Input i gets the gradients (i + 1 - r) / stride that are whole numbers: one list per view, longest first."""
     if stride == 1:
         return [[Tap(0, 3 * r + s, 1 - s, 1 - r) for r in range(3) for s in range(3)]]
-    comes = [(1, 0)], [(0, 1), (2, 0)]  # r and offset, for an even and an odd i
-    return [[Tap(0, 3 * r + s, right, down) for r, down in comes[v] for s, right in comes[w]] for v, w in VIEWS[::-1]]
+    reads = [(1, 0)], [(0, 1), (2, 0)]  # r and offset, for an even and an odd i
+    return [[Tap(0, 3 * r + s, right, down) for r, down in reads[v] for s, right in reads[w]] for v, w in VIEWS[::-1]]
 
 
 class Boxes(NamedTuple):
@@ -71,8 +71,14 @@ def boxes_of(height: int, width: int) -> Boxes | None:
 def supports(x: Tensor, weight: Tensor, stride: int) -> bool:
     """Whether the kernel can be used for this convolution and its gradient, and its boxes are mostly full."""
     height, width = x.shape[2] // stride, x.shape[3] // stride
-    whole = weight.shape[0] % CHUNK == 0 and weight.shape[1] % CHUNK == 0 and weight.shape[2:] == (3, 3)
-    if not whole or stride not in (1, 2) or x.shape[2] % stride or x.shape[3] % stride or not cuda.hopper(x.device):
+    in_chunks = weight.shape[0] % CHUNK == 0 and weight.shape[1] % CHUNK == 0 and weight.shape[2:] == (3, 3)
+    if (
+        not in_chunks
+        or stride not in (1, 2)
+        or x.shape[2] % stride
+        or x.shape[3] % stride
+        or not cuda.is_hopper(x.device)
+    ):
         return False
     boxes = boxes_of(height, width)
     return boxes is not None and 3 * height * width * boxes.images >= 2 * PIXELS * boxes.boxes
@@ -142,7 +148,7 @@ def forward(
     shape = n, weight.shape[0], height // stride, width // stride
     if (bias is not None and bias.dtype != torch.bfloat16) or (other is not None and other.shape != shape):
         raise Unsupported("the bias is not bf16, or shapes differ")
-    _check(x, weight, other, extra)
+    _check_readable(x, weight, other, extra)
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     sources = [x] if stride == 1 else _views(x)
     if extra is not None and extra.x.shape[2:] != shape[2:]:
@@ -170,7 +176,7 @@ def backward(
         raise Unsupported("shapes differ")
     if other is not None and stride > 1:
         raise Unsupported("a sum with a strided gradient")
-    _check(grad, weight, rectified, other, extra)
+    _check_readable(grad, weight, rectified, other, extra)
     out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
     outs, gates = (None if t is None else [t] if stride == 1 else _views(t)[::-1] for t in (out, rectified))
     assert outs is not None
@@ -255,13 +261,15 @@ def _kernel(tiling: Tiling, device: torch.device, **settings: int) -> Kernel:
     sums = (split - 1) * 2 * halves * BOX  # bytes for shared sums
     stages = (ROOM - 256 - sums) // (pieces * BOX + chunks * SQUARE)
     settings |= {"CHUNKS": chunks, "PIECES": pieces, "SPLIT": split, "STAGES": stages}
-    kernel = cuda.kernel("conv3x3", 64 * halves, tuple((name, int(value)) for name, value in settings.items()), device)
+    kernel = cuda.load_kernel(
+        "conv3x3", 64 * halves, tuple((name, int(value)) for name, value in settings.items()), device
+    )
     if kernel is None:
         raise Unsupported("kernel unavailable")
     return kernel
 
 
-def _check(*given: Tensor | Extra | None) -> None:
+def _check_readable(*given: Tensor | Extra | None) -> None:
     """Raises Unsupported if a tensor cannot be read in boxes of 64 channels."""
     for item in given:
         for tensor in item[:2] if isinstance(item, Extra) else (item,):

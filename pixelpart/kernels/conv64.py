@@ -19,7 +19,7 @@ REST = 9 * cuda.SQUARE + 2048  # bytes of weights, barriers, and lines that rece
 def supports(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel can be used, and at least 65 % of what it computes lies inside the images."""
     _, _, height, width = x.shape
-    if weight.shape != (CHANNELS, CHANNELS, 3, 3) or not cuda.hopper(x.device):
+    if weight.shape != (CHANNELS, CHANNELS, 3, 3) or not cuda.is_hopper(x.device):
         return False
     rows = rows_of(width)
     return rows > 0 and height * width >= 0.65 * POSITIONS * -(-height // rows)
@@ -82,7 +82,7 @@ def _run(
         "ROWS": rows,
         "TILES": tiles,
     }
-    kernel = cuda.kernel("conv64", POSITIONS // 2, tuple(settings.items()), x.device)
+    kernel = cuda.load_kernel("conv64", POSITIONS // 2, tuple(settings.items()), x.device)
     if kernel is None:
         raise Unsupported("kernel unavailable")
     out, box = torch.empty_like(x), (CHANNELS, width, rows, 1)

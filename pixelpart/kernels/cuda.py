@@ -36,7 +36,7 @@ class Kernel:
             early = _Attribute(id=EARLY, value=1)
             stream = torch.cuda.current_stream().cuda_stream
             launch = _Launch((blocks, 1, 1), (threads, 1, 1), ROOM, stream, ctypes.addressof(early), 1)
-            _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
+            _check_status(_driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None))
 
     @cache  # noqa: B019 (kernels are never freed)
     def clusters(self, threads: int, size: int) -> int:
@@ -44,7 +44,9 @@ class Kernel:
         count = ctypes.c_int()
         launch = _Launch((size, 1, 1), (threads, 1, 1), ROOM)
         with torch.cuda.device(self.device):
-            _check(_driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self.function, ctypes.byref(launch)))
+            _check_status(
+                _driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self.function, ctypes.byref(launch))
+            )
         return count.value
 
 
@@ -64,7 +66,7 @@ class _Launch(ctypes.Structure):  # CUlaunchConfig
 
 
 @cache
-def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device: torch.device) -> Kernel | None:
+def load_kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device: torch.device) -> Kernel | None:
     """The kernel `name` of NAME.cu; None, with a warning, if it cannot be compiled.
 
     `numbers` is the count of sums that each thread holds of a matrix product.
@@ -76,29 +78,29 @@ def kernel(name: str, numbers: int, defines: tuple[tuple[str, int], ...], device
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     try:
         with torch.cuda.device(device):
-            _check(_driver().cuModuleLoadData(ctypes.byref(module), compiled(text, options)))
-            _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-            _check(_driver().cuFuncSetAttribute(function, SHARED, ROOM))
+            _check_status(_driver().cuModuleLoadData(ctypes.byref(module), compile_source(text, options)))
+            _check_status(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+            _check_status(_driver().cuFuncSetAttribute(function, SHARED, ROOM))
     except Unsupported as error:
         warnings.warn(f"kernel {name} unavailable, falling back to cuDNN: {error}", stacklevel=2)
         return None
     return Kernel(function, device)
 
 
-def compiled(text: str, options: list[str]) -> bytes:
+def compile_source(text: str, options: list[str]) -> bytes:
     """The source compiled to machine code."""
     library, program, size = _compiler(), ctypes.c_void_p(), ctypes.c_size_t()
-    _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), None, 0, None, None))
+    _check_status(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), None, 0, None, None))
     try:
         arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), arguments):
-            _check(library.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+            _check_status(library.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
             log = ctypes.create_string_buffer(size.value)
-            _check(library.nvrtcGetProgramLog(program, log))
+            _check_status(library.nvrtcGetProgramLog(program, log))
             raise Unsupported(log.value.decode())
-        _check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        _check_status(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
         code = ctypes.create_string_buffer(size.value)
-        _check(library.nvrtcGetCUBIN(program, code))
+        _check_status(library.nvrtcGetCUBIN(program, code))
         return code.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -128,7 +130,7 @@ def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Se
         PROMOTE_256,
         0,  # zeros outside
     )
-    _check(status)
+    _check_status(status)
     return Map.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(Map)))
 
 
@@ -162,7 +164,7 @@ def readable(tensor: Tensor) -> bool:
 
 
 @cache
-def hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -188,6 +190,6 @@ def _library(name: str) -> Any:
         raise Unsupported(str(error)) from None
 
 
-def _check(status: int) -> None:
+def _check_status(status: int) -> None:
     if status:
         raise Unsupported(f"CUDA status {status}")

@@ -69,7 +69,7 @@ def test_the_argument_of_the_kernel_has_the_layout_of_the_cuda_struct() -> None:
 
 @pytest.mark.parametrize("odd", ["fp32", "nchw", "32 channels", "other", "bias", "strided", "wide shortcut"])
 def test_tensors_of_other_shapes_or_types_are_unsupported(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
-    monkeypatch.setattr(cuda, "kernel", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(cuda, "load_kernel", lambda *_: pytest.fail("loaded"))
     x, weight, bias = numbers(2, 64, 8, 8, device="cpu"), numbers(64, 64, 3, 3, device="cpu"), numbers(64, device="cpu")
     wide = numbers(2, 640, 8, 8, device="cpu"), numbers(64, 640, 1, 1, device="cpu")
     calls = {
@@ -107,7 +107,7 @@ def test_emulated_it_equals_the_convolutions_of_a_block(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_emulated_a_residual_block_of_any_stride_is_the_same(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     emulated = Emulated(monkeypatch)
-    monkeypatch.setattr(cuda, "hopper", lambda device: True)
+    monkeypatch.setattr(cuda, "is_hopper", lambda device: True)
     x, first, second = (numbers(*size, device="cpu") for size in ((2, 64, 16, 16), (128, 64, 3, 3), (128, 128, 3, 3)))
     first, second, shortcut = first / 24, second / 34, numbers(128, 64, 1, 1, device="cpu") / 8
     biases = [numbers(128, seed=i, device="cpu") for i in range(3)]

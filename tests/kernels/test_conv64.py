@@ -77,7 +77,7 @@ def test_without_the_kernel_plain_operations_are_used(monkeypatch: pytest.Monkey
     x, weight, bias = numbers(2, 64, 8, 8, device="cpu"), numbers(64, 64, 3, 3, device="cpu"), numbers(64, device="cpu")
     loaded: list[str] = []
     monkeypatch.setattr(conv64, "supports", lambda *_: supported)
-    monkeypatch.setattr(cuda, "kernel", lambda name, *_: loaded.append(name))
+    monkeypatch.setattr(cuda, "load_kernel", lambda name, *_: loaded.append(name))
     out = F.conv2d(x, weight, bias, padding=1)
     torch.testing.assert_close(conv_relu(x, weight, bias, 1, 1), out.relu())
     torch.testing.assert_close(conv_add_relu(x, weight, bias, x, 1, 1), out.add(x).relu())
@@ -89,7 +89,7 @@ def test_without_the_kernel_plain_operations_are_used(monkeypatch: pytest.Monkey
 def test_tensors_of_other_shapes_or_types_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = numbers(2, 64, 8, 8, device="cpu"), numbers(64, 64, 3, 3, device="cpu"), numbers(64, device="cpu")
     pixel = numbers(2, 64, 1, 1, device="cpu")
-    monkeypatch.setattr(cuda, "kernel", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(cuda, "load_kernel", lambda *_: pytest.fail("loaded"))
     for call in (
         lambda: conv64.forward(x, weight, bias, pixel),
         lambda: conv64.backward(x, weight, pixel, None),
@@ -106,7 +106,7 @@ def test_without_nvrtc_kernels_are_unsupported(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.version, "cuda", "0.0")
     cuda._compiler.cache_clear()
     with pytest.raises(cuda.Unsupported, match="libnvrtc"):
-        cuda.compiled("", [])
+        cuda.compile_source("", [])
     cuda._compiler.cache_clear()
 
 
@@ -116,11 +116,11 @@ def test_a_kernel_that_cannot_be_compiled_gives_one_warning(monkeypatch: pytest.
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(cuda, "compiled", broken)
+    monkeypatch.setattr(cuda, "compile_source", broken)
     monkeypatch.setattr(cuda, "_driver", lambda: SimpleNamespace(cuModuleLoadData=lambda *_: 0))
     wanted = "conv64", 68, (("FORWARD", 1),), torch.device("cpu")
     with pytest.warns(UserWarning, match="kernel conv64 unavailable, falling back to cuDNN: no compiler"):
-        assert cuda.kernel(*wanted) is None
+        assert cuda.load_kernel(*wanted) is None
     with warnings.catch_warnings(action="error"):
-        assert cuda.kernel(*wanted) is None
-    cuda.kernel.cache_clear()
+        assert cuda.load_kernel(*wanted) is None
+    cuda.load_kernel.cache_clear()

@@ -61,7 +61,7 @@ class Emulated:
         self.views: list[tuple[Tensor, Sequence[int]]] = []  # innermost size first, as the box
         self.launched: list[tuple[str, dict[str, int], int]] = []  # kernel, settings, blocks
         monkeypatch.setattr(cuda, "map_of", self.map_of)
-        monkeypatch.setattr(cuda, "kernel", self.kernel)
+        monkeypatch.setattr(cuda, "load_kernel", self.kernel)
         monkeypatch.setattr(cuda, "processors", lambda device: PROCESSORS)
 
     def map_of(self, tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> cuda.Map:

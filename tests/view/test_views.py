@@ -280,7 +280,7 @@ def test_hopper_kernels_are_used_for_weights_of_either_layout(layout, monkeypatc
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *convs[:1], nn.ReLU(), *convs[1:], nn.ReLU(), nn.Flatten())
     model.to(memory_format=layout)
     emulated = Emulated(monkeypatch)
-    monkeypatch.setattr(cuda, "hopper", lambda device: True)
+    monkeypatch.setattr(cuda, "is_hopper", lambda device: True)
     search_view(model, dtype=torch.bfloat16, fuse=True)(torch.rand(2, 3, 16, 16))
     assert len(emulated.launched) == 2
     assert all(conv.weight.is_contiguous(memory_format=layout) for conv in convs)
