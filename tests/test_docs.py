@@ -35,7 +35,7 @@ from pixelpart.cli.arguments import Parser
 from pixelpart.cli.flags import add_config_flags
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation import explain, result
 from pixelpart.runs import read_facts
 from pixelpart.runtime.progress import Screen
@@ -87,7 +87,7 @@ def cut_down(patch):
     }
 
     def small_train(config, out, **settings):
-        build(config)
+        build_plan(config)
         if config.dataset == "cifar10":
             return None
         values = config.model_dump()

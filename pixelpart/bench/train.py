@@ -24,7 +24,7 @@ from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.batch import step_batch
 from pixelpart.engine.fast import CapturedStep
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import Phase, StepBatch, train_step
 from pixelpart.models import Classifier
@@ -143,7 +143,7 @@ def our_step(
     config: Config, bench: Bench, network: Classifier | None = None, size: int = 32
 ) -> tuple[Phase, Callable[[StepBatch], None]]:
     """The phase after burn-in, and its step on a new training state: captured on a GPU, plain elsewhere."""
-    plan = build(config)
+    plan = build_plan(config)
     state = TrainingState(plan.model if network is None else copy.deepcopy(network), config, bench.device, size=size)
     if config.precision != "fp32" and not state.low_precision:
         bench.report.note(f"{config.model} cannot be computed in {config.precision}: this is fp32")
@@ -163,7 +163,7 @@ def baseline_maker(method: str, config: Config, device: torch.device) -> Callabl
         optimizer = torch.optim.SGD(
             model.parameters(), lr=optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay
         )
-        batch = random_step_batch(config, build(config).main, device)
+        batch = random_step_batch(config, build_plan(config).main, device)
         x = augment.apply_to_images(batch.augmentation, batch.images)
         return lambda: baselines.train_step(model, optimizer, x, batch.labels, batch.noise, method, config)
 

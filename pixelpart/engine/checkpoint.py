@@ -30,7 +30,7 @@ class Position:
     images: int = 0  # training images; 0 in old checkpoints
 
 
-class Checkpoints:
+class RunCheckpoints:
     """The checkpoints of one run; loading copies into the existing tensors of `state` and `store`."""
 
     def __init__(

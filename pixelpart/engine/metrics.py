@@ -123,7 +123,7 @@ def epoch_row(
     }
 
 
-def summary(row: MetricsRow, epochs: int) -> str:
+def summary_line(row: MetricsRow, epochs: int) -> str:
     """The row as a line for the screen and the log."""
     return (
         f"epoch {row['epoch']}/{epochs} {row['phase']}: loss {row['loss']:.4f}, natural {row['natural']:.1%}, "

@@ -51,7 +51,7 @@ class Plan:
         return self.main.mask is not None and every > 0 and since >= 0 and since % every == 0
 
 
-def build(config: Config) -> Plan:
+def build_plan(config: Config) -> Plan:
     """The functions and the model that a config names; an unknown name is a UserError with the choices."""
     dataset = of_config(config)
     choose(OPTIMIZERS, config.optim.name, "optimizer")

@@ -16,6 +16,7 @@ from pixelpart.models import Classifier
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
 from pixelpart.types import Budget
+from pixelpart.view.borrow import FrozenView
 
 SINGLE = World()
 
@@ -63,10 +64,9 @@ class TrainingState:
             self.average.update()
         return loss
 
-    @property
-    def evaluated_model(self) -> Classifier:
-        """The model that is evaluated: the averaged one if there is an average."""
-        return self.model if self.average is None else self.average.model
+    def evaluated_view(self) -> FrozenView:
+        """A view of the model that is evaluated: of the averaged weights if there is an average."""
+        return self.attack_view(self.model if self.average is None else self.average.model)
 
     def weights(self) -> dict[str, Tensor]:
         """What a checkpoint needs for evaluation."""

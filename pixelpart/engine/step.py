@@ -91,10 +91,10 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     away_from = attack_target(phase.attack, targets, y, clean)
     x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
 
-    def loss_at_current_weights() -> Tensor:
-        return phase.objective.loss(state.network, x, x_adv, targets)
-
-    loss = state.descend(loss_at_current_weights, n=len(y), awp=phase.objective.awp)  # Algorithm 3, line 8
+    # Algorithm 3, line 8
+    loss = state.descend(
+        lambda: phase.objective.loss(state.network, x, x_adv, targets), n=len(y), awp=phase.objective.awp
+    )
     state.tally.add(loss, budget, dead, n=len(y), high_from=high_from)
 
 

@@ -17,6 +17,13 @@ def current_maps(state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels)
     return mask.maps(state.model, view, x, y, clean.acts, clean.logits)
 
 
+def map_store(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> MaskStore | None:
+    """An empty store for the maps of n images such as x, or None if the mask needs no store."""
+    if mask is None or not mask.stored:
+        return None
+    return MaskStore(n, current_maps(state, mask, x[:1], y[:1]).shape[1:], device=x.device)
+
+
 def renew_maps(store: MaskStore, state: TrainingState, mask: BudgetPolicy, loader: Loader, *, chunk: int) -> None:
     """Fills the store with the current maps of all training images, `chunk` at a time, shared between processes."""
     device, world = store.maps.device, loader.world

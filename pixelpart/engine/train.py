@@ -13,23 +13,21 @@ from pixelpart import draws
 from pixelpart.config import Config
 from pixelpart.engine import metrics, training_data
 from pixelpart.engine.batch import step_batch
-from pixelpart.engine.checkpoint import Checkpoints, Position
+from pixelpart.engine.checkpoint import Position, RunCheckpoints
 from pixelpart.engine.fast import CapturedStep, fast_arithmetic
-from pixelpart.engine.plan import Plan, build
+from pixelpart.engine.plan import Plan, build_plan
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.signals import stop_requests
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
-from pixelpart.engine.stored_maps import current_maps, renew_maps
+from pixelpart.engine.stored_maps import map_store, renew_maps
 from pixelpart.engine.views import takes_one_image
 from pixelpart.errors import Diverged, UserError
-from pixelpart.masks import MaskStore
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.world import World, joined, local_device
-from pixelpart.view.borrow import FrozenView
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
 CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
@@ -52,7 +50,7 @@ def train(
     Processes started by torchrun share every batch.
     """
     config = training_data.with_data_fields(config)
-    plan = build(config)
+    plan = build_plan(config)
     folder = RunFolder(out)
     folder.check_config(config)
     with joined() as world:
@@ -87,7 +85,7 @@ class Trainer:
             raise UserError(f"batch_size {config.batch_size} is smaller than the number of processes, {world.size}")
         self.state = TrainingState(plan.model, config, device, world)
         self.step: Callable[..., None] = train_step
-        self.probe_batch: metrics.ProbeBatch = functools.partial(metrics.probe_batch, self.evaluated_view, config)
+        self.probe_batch: metrics.ProbeBatch = functools.partial(metrics.probe_batch, self.state.evaluated_view, config)
         self.chunk = self.probe_chunk = 1024 if device.type == "cuda" else 128
         if fast and device.type == "cuda" and world.size == 1:
             self.use_fast_path()
@@ -98,13 +96,8 @@ class Trainer:
         self.check_last_batch()
         self.measured_on = "held-out" if config.holdout else "test"
         self.skipped = training_data.skipped(config, data_root)
-        mask = plan.main.mask
-        self.store = None
-        if mask is not None and mask.stored:
-            x, y = (tensor[:1] for tensor in self.probe_sets["train"])
-            size = current_maps(self.state, mask, x, y).shape[1:]
-            self.store = MaskStore(len(self.loader), size, device=device)
-        self.checkpoints = Checkpoints(folder, config, self.state, self.store, writes=world.leads)
+        self.store = map_store(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
+        self.checkpoints = RunCheckpoints(folder, config, self.state, self.store, writes=world.leads)
         self.position = Position()
         self.collapsed_to: int | None = None  # the only class that the model predicts
 
@@ -113,9 +106,6 @@ class Trainer:
         captured = CapturedStep(self.state, batch_size=self.config.batch_size, say=self.say)
         self.step, self.probe_batch = captured, captured.captured_probe(self.probe_batch)
         self.probe_chunk = captured.batch_size
-
-    def evaluated_view(self) -> FrozenView:
-        return self.state.attack_view(self.state.evaluated_model)
 
     # -- the loop
 
@@ -152,10 +142,9 @@ class Trainer:
         self.epoch_began, self.epoch_images = time.monotonic(), 0
         if self.position.step % self.loader.steps == 0:
             self.state.tally.sums.zero_()
-            mask = self.plan.main.mask
             if self.store is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
-                assert mask is not None
-                renew_maps(self.store, self.state, mask, self.loader, chunk=self.chunk)
+                assert self.plan.main.mask is not None
+                renew_maps(self.store, self.state, self.plan.main.mask, self.loader, chunk=self.chunk)
 
     def take_step(self, epoch: int, step: int) -> None:
         config, steps = self.config, self.loader.steps
@@ -195,7 +184,7 @@ class Trainer:
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:
             self.folder.write_metrics([*self.folder.read_metrics(), row])
-        self.say(metrics.summary(row, self.config.epochs))
+        self.say(metrics.summary_line(row, self.config.epochs))
         self.report_collapse()
         if row["dead_cams"] >= sums["images"]:
             self.say("every heat map of this epoch was zero, so all pixels had eps: is the feature map a single point?")

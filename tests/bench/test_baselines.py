@@ -11,7 +11,7 @@ from pixelpart.bench import METHODS, baselines, components
 from pixelpart.bench import train as train_bench
 from pixelpart.bench.timing import Bench, BenchReport
 from pixelpart.data import augment
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
 from pixelpart.view.views import Folding
@@ -71,7 +71,7 @@ def test_heatmaps_and_budgets_are_ours(model, batch, to_weights):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_training_step_has_our_loss_and_updates_the_weights_as_ours_does(method):
     config = train_bench.step_config(method, model="tiny-cnn", batch_size=8, steps=2, precision="fp32")
-    plan = build(config)
+    plan = build_plan(config)
     baseline = copy.deepcopy(plan.model)
     state = TrainingState(plan.model, config, CPU)
     state.lr.fill_(config.optim.lr)
@@ -85,7 +85,7 @@ def test_a_training_step_has_our_loss_and_updates_the_weights_as_ours_does(metho
     assert sums["loss"] / sums["images"] == pytest.approx(loss.item(), abs=2e-4)
     for a, b in zip(baseline.parameters(), state.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-4)
-    assert not torch.equal(baseline.linear.weight, build(config).model.linear.weight)
+    assert not torch.equal(baseline.linear.weight, build_plan(config).model.linear.weight)
 
 
 def test_the_folded_runs_compute_what_the_plain_runs_compute():

@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from pixelpart import models, recipes
 from pixelpart.attacks.pgd import move, signed_step, total_loss
 from pixelpart.engine.fast import CapturedStep, compile_phase, fast_arithmetic
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.step import train_step
 from pixelpart.models import Classifier
 from pixelpart.view import capture
@@ -241,7 +241,7 @@ def losses_of(step, state, phase, batches):
     ids=str,
 )
 def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
-    plan = build(recipes.cifar10(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
+    plan = build_plan(recipes.cifar10(method, **({"burn_in": {"epochs": 0}, "ema": 0.9} | overrides)))
     # small: two ways to round drift apart by themselves, and faster where the weights' worst is sought
     rate = 1e-5 if plan.config.optim.name == "adamw" else 5e-4 if plan.config.awp.gamma else 2e-3
     fast, plain, said = gpu_state(plan, rate), gpu_state(plan, rate), []
@@ -261,7 +261,7 @@ def test_twelve_captured_steps_have_the_losses_of_plain_ones(method, overrides):
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["at", "part-t"])
 def test_one_captured_step_is_the_plain_step_but_for_rounding(method):
-    plan = build(recipes.cifar10(method, burn_in={"epochs": 0}, ema=0.9))
+    plan = build_plan(recipes.cifar10(method, burn_in={"epochs": 0}, ema=0.9))
     fast, plain, said = gpu_state(plan), gpu_state(plan), []
     before = copy.deepcopy(plain.model.state_dict())
     batch = gpu_batch(plan, 128, 0)
@@ -279,7 +279,7 @@ def test_one_captured_step_is_the_plain_step_but_for_rounding(method):
 
 @pytest.mark.gpu
 def test_a_short_last_batch_is_captured_too():
-    plan = build(recipes.cifar10("part", burn_in={"epochs": 0}))
+    plan = build_plan(recipes.cifar10("part", burn_in={"epochs": 0}))
     fast, plain, said = gpu_state(plan), gpu_state(plan), []
     step = CapturedStep(fast, batch_size=128, say=said.append)
     batches = [gpu_batch(plan, n, seed) for seed, n in enumerate([128, 128, 80, 128, 80, 128])]
@@ -294,7 +294,7 @@ def test_a_short_last_batch_is_captured_too():
 @pytest.mark.gpu
 def test_a_replay_reads_the_rate_the_maps_and_the_batch_of_its_own_step():
     """Stored maps alone decide the budget, so it is the same to the bit; the average follows the weights."""
-    plan = build(recipes.cifar10("part", burn_in={"epochs": 0}, ema=0.9, mask={"every": 1}))
+    plan = build_plan(recipes.cifar10("part", burn_in={"epochs": 0}, ema=0.9, mask={"every": 1}))
     fast, plain, said = gpu_state(plan), gpu_state(plan), []
     step = CapturedStep(fast, batch_size=128, say=said.append)
     expected = {name: tensor.clone() for name, tensor in fast.average.model.state_dict().items()}
@@ -322,7 +322,7 @@ def test_a_replay_reads_the_rate_the_maps_and_the_batch_of_its_own_step():
 
 @pytest.mark.gpu
 def test_a_captured_step_draws_no_random_number():
-    plan = build(recipes.cifar10("at"))
+    plan = build_plan(recipes.cifar10("at"))
     state = gpu_state(plan)
     step = CapturedStep(state, batch_size=128)
     with fast_arithmetic():

@@ -17,7 +17,7 @@ from pixelpart import draws, recipes
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.batch import step_batch
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
 from pixelpart.engine.stored_maps import renew_maps
@@ -71,7 +71,7 @@ def in_threads(size, work, prepare=lambda world: world):
 
 def plan_of(method, **settings):
     small = {"burn_in": {"epochs": 0}, "batch_size": 8, "attack": {"steps": 2}, "normalize": False}
-    return build(recipes.shapes_vit(method, **(small | settings)))
+    return build_plan(recipes.shapes_vit(method, **(small | settings)))
 
 
 def loader_of(n, plan, world):

@@ -18,7 +18,7 @@ from pixelpart import draws
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.engine import fast as fast_module
 from pixelpart.engine.fast import CapturedStep, copy_of, fast_arithmetic, tensors_in
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.step import train_step
 from pixelpart.engine.train import Trainer
 from pixelpart.models.tiny import TinyCNN
@@ -166,7 +166,7 @@ def test_a_run_ends_the_same_by_either_path(cuda, monkeypatch, small, quiet, tmp
     trainers = []
     for fast in (False, True):
         folder = RunFolder(tmp_path / str(fast))
-        trainer = Trainer(build(config), folder, torch.device("cpu"), quiet, World(), data_root=None)
+        trainer = Trainer(build_plan(config), folder, torch.device("cpu"), quiet, World(), data_root=None)
         if fast:
             trainer.use_fast_path()
         with folder.locked():

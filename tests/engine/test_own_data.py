@@ -15,7 +15,7 @@ from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data import augment
 from pixelpart.engine.metrics import collapsed_class, phase_damage
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.train import train
@@ -162,7 +162,7 @@ def test_a_config_must_fit_its_data_set(photos, settings, message):
 
 def test_budgets_grow_linearly_and_then_are_constant():
     config = config_from({"model": "tiny-cnn", "eps_ramp": 4, "epochs": 8, "mask": {"rule": "mean"}}, source="test")
-    plan = build(config)
+    plan = build_plan(config)
     assert [plan.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, 1, 1]
     assert plan.phase(4) is plan.main
     learner = TrainingState(plan.model, config, torch.device("cpu"))
@@ -185,7 +185,7 @@ def test_the_first_epochs_of_a_ramp_have_smaller_budgets(tmp_path, monkeypatch, 
 
 
 def test_in_a_ramp_the_attack_stays_within_each_images_share():
-    plan = build(Config(model="tiny-cnn", mask={"rule": "mean"}, attack={"steps": 2, "step_size": 8 / 255}))
+    plan = build_plan(Config(model="tiny-cnn", mask={"rule": "mean"}, attack={"steps": 2, "step_size": 8 / 255}))
     learner, seen = TrainingState(plan.model, plan.config, torch.device("cpu")), {}
     x = torch.full((3, 3, 32, 32), 0.5)
     share = torch.tensor([0.0, 0.25, 1.0])[:, None, None, None]

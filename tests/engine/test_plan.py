@@ -6,13 +6,13 @@ import torch
 from pixelpart import recipes
 from pixelpart.attacks import mma, pgd
 from pixelpart.config import Config
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.errors import UserError
 from pixelpart.objectives import at, mart, trades
 
 
 def plan(method="part", **overrides):
-    return build(recipes.shapes(method, **overrides))
+    return build_plan(recipes.shapes(method, **overrides))
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_an_unknown_name_is_a_user_error_with_the_choices(method, change, messag
 
 def test_a_mask_needs_eps_above_zero():
     with pytest.raises(UserError, match="a mask needs eps above 0"):
-        build(Config(model="tiny-cnn", eps=0, eps_low=0, mask={"rule": "mean"}))
-    assert build(Config(model="tiny-cnn", eps=0, eps_low=0)).main.eps == 0
+        build_plan(Config(model="tiny-cnn", eps=0, eps_low=0, mask={"rule": "mean"}))
+    assert build_plan(Config(model="tiny-cnn", eps=0, eps_low=0)).main.eps == 0

@@ -11,7 +11,7 @@ from pixelpart.attacks.ball import draw_noise
 from pixelpart.config import Config
 from pixelpart.data import augment, shapes
 from pixelpart.data.loader import as_float
-from pixelpart.engine.plan import Plan, build
+from pixelpart.engine.plan import Plan, build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.stored_maps import current_maps
@@ -41,7 +41,7 @@ def inputs(plan: Plan, n: int = 16) -> StepBatch:
     ("method", "precision"), [("gradcam", "fp32"), ("rollout", "bf16"), ("gradient-rollout", "fp32")]
 )
 def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
-    plan = build(config(mask={"cam": method}, precision=precision))
+    plan = build_plan(config(mask={"cam": method}, precision=precision))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     assert state.attack_view.folded
     state.lr.fill_(0.05)
@@ -59,7 +59,7 @@ def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
 @pytest.mark.parametrize("target", ["label", "predicted"])
 def test_the_step_uses_the_map_of_the_public_function(method: str, target: str) -> None:
-    plan = build(config(mask={"cam": method, "target": target}))
+    plan = build_plan(config(mask={"cam": method, "target": target}))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     batch = inputs(plan, 4)
     ours = current_maps(state, plan.main.mask, batch.images, batch.labels)
@@ -69,6 +69,6 @@ def test_the_step_uses_the_map_of_the_public_function(method: str, target: str) 
 
 def test_a_map_that_does_not_fit_the_model_is_an_error_before_training() -> None:
     with pytest.raises(UserError, match=r"cam 'rollout' needs a transformer .*; for TinyCNN choose from gradcam"):
-        build(config(model="tiny-cnn", mask={"cam": "rollout"}))
+        build_plan(config(model="tiny-cnn", mask={"cam": "rollout"}))
     with pytest.raises(UserError, match="layer 'blocks"):
-        build(config(mask={"cam": "rollout", "layer": "blocks.1"}))
+        build_plan(config(mask={"cam": "rollout", "layer": "blocks.1"}))

@@ -6,7 +6,7 @@ import torch
 
 from pixelpart import draws, recipes
 from pixelpart.data import augment
-from pixelpart.engine.plan import build
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch
 
@@ -17,7 +17,7 @@ SIZE = 16
 def plan_for(method="part", **overrides):
     """A plan of the tiny network: two attack steps, averaging, no burn-in."""
     settings = {"burn_in": {"epochs": 0}, "ema": 0.9, "attack": {"steps": 2, "step_size": "3/255"}}
-    return build(recipes.shapes(method, **(settings | overrides)))
+    return build_plan(recipes.shapes(method, **(settings | overrides)))
 
 
 def state_for(plan, *, model=None, dtype=torch.float64, device="cpu", size=SIZE, rate=0.05):
