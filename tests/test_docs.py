@@ -253,7 +253,7 @@ def test_links_lead_somewhere(document):
 def test_inline_code_names_what_exists(document):
     parser = Parser("train", None)
     add_config_flags(parser, Config())
-    source = "".join(path.read_text() for path in (ROOT / "pixelpart/commands").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "pixelpart/cli").glob("*.py"))
     for code in re.findall(r"`([^`]+)`", prose(document)):
         if path := re.match(r"(?:pixelpart|tests|docs)/[\w./-]+", code):
             assert (ROOT / path[0]).exists(), code
