@@ -1,6 +1,5 @@
 """A run on disk: checkpoints, the folder with its lock and metrics, and `Run`."""
 
-import json
 import os
 import subprocess
 import sys
@@ -61,26 +60,19 @@ def test_flipped_bit_is_detected_or_changes_nothing(tmp_path, tensors):
     """In the header, the facts and the weights; a flip in the name `sum` itself only hides the checksum."""
     path = tmp_path / "x.safetensors"
     save_checkpoint(path, tensors, FACTS)
-    content, undetected = path.read_bytes(), 0
+    content, undetected, messages = path.read_bytes(), 0, []
     for at in range(0, len(content), 3):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 7]) + content[at + 1 :])
         try:
             loaded, facts = load_checkpoint(path)
-        except UserError:
+        except UserError as error:
+            messages.append(str(error))
             continue
         undetected += 1
         assert facts.items() >= FACTS.items()
         assert all(torch.equal(loaded[name], tensor.detach()) for name, tensor in tensors.items())
     assert undetected <= 1
-
-
-def test_changed_weight_is_a_checksum_mismatch(tmp_path, tensors):
-    path = tmp_path / "x.safetensors"
-    save_checkpoint(path, tensors, FACTS)
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"x\.safetensors: checksum mismatch: the file is corrupt"):
-        load_checkpoint(path)
+    assert any("x.safetensors: checksum mismatch: the file is corrupt" in message for message in messages)
 
 
 def test_checkpoint_of_an_older_version_without_checksum_is_read(tmp_path):
@@ -119,13 +111,6 @@ def test_config_is_written_once_and_another_is_refused_with_the_fields_that_diff
         folder.check_config(Config(mask={"every": 1}))
     folder.write_config(Config(mask={"every": 1}))
     assert folder.read_config() == Config(seed=4)
-
-
-def test_config_of_a_newer_version_is_refused(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.config_file.write_text(json.dumps(json.loads(Config().to_json()) | {"schema_version": 99}))
-    with pytest.raises(UserError, match="schema_version 99 is not 1"):
-        folder.check_config(Config())
 
 
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
@@ -257,13 +242,6 @@ def test_equal_seeds_give_equal_weights_and_others_do_not():
     assert not torch.equal(a.linear.weight, c.linear.weight)
 
 
-def test_set_without_its_bad_files_has_the_same_normalisation():
-    settings = Config(dataset="tinyimagenet", skip_bad=True, num_classes=200, model="tiny-cnn", normalize=True)
-    full = settings.model_copy(update={"skip_bad": False, "num_classes": 0})
-    assert torch.equal(build_model(settings).mean, build_model(full).mean)
-    assert torch.equal(build_model(settings).std, build_model(full).std)
-
-
 def test_normalisation_is_the_data_sets_and_inside_the_model():
     plain, scaled = (build_model(Config(model="tiny-cnn", normalize=flag)).eval() for flag in (False, True))
     x = torch.rand(2, 3, 32, 32)
@@ -271,16 +249,3 @@ def test_normalisation_is_the_data_sets_and_inside_the_model():
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (shapes.mean, shapes.std))
     assert torch.allclose(scaled(x), plain((x - mean) / std), atol=1e-5)
     assert not torch.allclose(scaled(x), plain(x), atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
-        ({"model": "resnet50"}, "unknown model 'resnet50'; choose from deit-small, preactresnet18, resnet18, "),
-        ({"model": "wrn-11-1"}, "unknown model 'wrn-11-1'; choose a depth of 10, 16"),
-    ],
-)
-def test_unknown_name_is_a_user_error_with_the_choices(change, message):
-    with pytest.raises(UserError, match=message):
-        build_model(Config(**change))

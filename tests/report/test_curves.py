@@ -65,12 +65,3 @@ def test_burn_in_is_shaded(make_run, metrics_row):
     assert [burn_in(run) for run in read_runs([plain, masked])] == [0, 1]
     shaded = [["opacity: 0.09" in panel.svg for panel in draw(folder).values()] for folder in (plain, masked)]
     assert (any(shaded[0]), all(shaded[1])) == (False, True)
-
-
-def test_line_of_zeros_has_a_unit_axis(make_run, metrics_row):
-    ticks = {}
-    for title, panel in draw(make_run(metrics=[metrics_row(k, lr=0.2 - 0.1 * k) for k in (1, 2)])).items():
-        texts = re.findall(r"<text[^>]*>([^<]*)</text>", panel.svg)
-        ticks[title] = [float(text) for text in texts[texts.index("epoch") + 1 :]]
-    assert ticks["Dead heat maps"] == [0, 1]
-    assert max(ticks["Learning rate"]) == 0.1

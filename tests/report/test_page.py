@@ -135,14 +135,6 @@ def test_share_of_the_high_budget_on_the_object(make_run, page, explained):
     assert "the budget is the same at all pixels" in second
 
 
-def test_settings_that_differ_are_marked(make_run, page):
-    runs = [make_run(f"s{seed}", config=recipes.RECIPES["shapes-part"](seed=seed, epochs=4)) for seed in (0, 7)]
-    found = page(*runs)
-    marked = [row.text for row in found.all("table", "settings")[1].all("tr") if "≠" in row.text]
-    assert marked == ["seed ≠7"]
-    assert "eps8/255" in [row.text for row in found.all("table", "settings")[0].all("tr")]
-
-
 @pytest.mark.usefixtures("all_panels")
 def test_same_input_gives_the_same_bytes_and_a_failed_report_keeps_them(make_run, tmp_path):
     run, out = make_run(), tmp_path / "r.html"
@@ -168,9 +160,3 @@ def test_wrong_arguments_are_user_errors(make_run, tmp_path):
         with pytest.raises(UserError, match=message):
             write_report(folders, tmp_path / out)
     assert not (tmp_path / "r.html").exists()
-
-
-def test_more_runs_than_colours_and_budgets_with_three_channels(make_run, page, arrays):
-    found = page(*[make_run(f"r{k}", tensors=arrays(channels=3), metrics=None) for k in range(9)])
-    assert "mean over the colour channels" in found.text
-    assert len(found.all("ul", "comparisons")[0].all("li")) == 2 * 8
