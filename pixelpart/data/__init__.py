@@ -1,5 +1,7 @@
 """Data sets: one file each, one table of all. A new data set is one file and one entry in `SETS`."""
 
+from typing import Any
+
 from torch import Tensor
 
 from pixelpart.config import Config, is_user_code
@@ -10,6 +12,24 @@ from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.progress import Progress, silent
 
+
+def _downloaded(module: Any, about: str, *, size: int = 32, decodes: bool = False) -> DataSet:
+    return DataSet(
+        classes=module.CLASSES,
+        size=size,
+        mean=module.MEAN,
+        std=module.STD,
+        counts=module.COUNTS,
+        about=about,
+        load=module.load,
+        get=module.get,
+        source=module.URL,
+        files=module.present,
+        check=module.check,
+        decodes=decodes,
+    )
+
+
 SETS: dict[str, DataSet] = {
     "shapes": DataSet(
         classes=shapes.CLASSES,
@@ -17,62 +37,17 @@ SETS: dict[str, DataSet] = {
         mean=shapes.MEAN,
         std=shapes.STD,
         counts=shapes.COUNTS,
-        about="ten classes of shapes and textures on clutter, drawn from a seed, with the object's mask",
+        about="ten classes of shapes and textures on clutter, generated, with object masks",
         load=lambda split, root: shapes.generate(split),
         masks=shapes.object_masks,
     ),
-    "cifar10": DataSet(
-        classes=cifar10.CLASSES,
-        size=32,
-        mean=cifar10.MEAN,
-        std=cifar10.STD,
-        counts=cifar10.COUNTS,
-        about="CIFAR-10: small photographs of animals and vehicles",
-        load=cifar10.load,
-        get=cifar10.get,
-        source=cifar10.URL,
-        files=cifar10.present,
-        check=cifar10.check,
-    ),
-    "cifar100": DataSet(
-        classes=cifar100.CLASSES,
-        size=32,
-        mean=cifar100.MEAN,
-        std=cifar100.STD,
-        counts=cifar100.COUNTS,
-        about="CIFAR-100: small photographs of a hundred kinds of things",
-        load=cifar100.load,
-        get=cifar100.get,
-        source=cifar100.URL,
-        files=cifar100.present,
-        check=cifar100.check,
-    ),
-    "svhn": DataSet(
-        classes=svhn.CLASSES,
-        size=32,
-        mean=svhn.MEAN,
-        std=svhn.STD,
-        counts=svhn.COUNTS,
-        about="SVHN: digits of house numbers; for non-commercial use",
-        load=svhn.load,
-        get=svhn.get,
-        source=svhn.URL,
-        files=svhn.present,
-        check=svhn.check,
-    ),
-    "tinyimagenet": DataSet(
-        classes=tinyimagenet.CLASSES,
+    "cifar10": _downloaded(cifar10, "CIFAR-10: small photographs of animals and vehicles"),
+    "cifar100": _downloaded(cifar100, "CIFAR-100: small photographs of 100 classes"),
+    "svhn": _downloaded(svhn, "SVHN: digits of house numbers; for non-commercial use"),
+    "tinyimagenet": _downloaded(
+        tinyimagenet,
+        "TinyImageNet-200: photographs of 200 classes; the validation images are the test split",
         size=tinyimagenet.SIZE,
-        mean=tinyimagenet.MEAN,
-        std=tinyimagenet.STD,
-        counts=tinyimagenet.COUNTS,
-        about="TinyImageNet-200: photographs of 200 classes, tested on its validation images",
-        load=tinyimagenet.load,
-        get=tinyimagenet.get,
-        source=tinyimagenet.URL,
-        files=tinyimagenet.present,
-        check=tinyimagenet.check,
-        boxes=tinyimagenet.boxes,
         decodes=True,
     ),
 }

@@ -37,7 +37,6 @@ class DataSet:
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
     check: Callable[..., str | None] | None = None  # reads all files; returns a status, None: verified
     masks: Callable[[str], Tensor] | None = None  # object masks of a split: bool (n, h, w)
-    boxes: Callable[[str, Root], Tensor] | None = None  # boxes around the objects: (n, 4), left, top, right, bottom
     skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
     decodes: bool = False  # the first `load` decodes image files, which takes long, and reports `progress`
 

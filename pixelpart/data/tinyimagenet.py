@@ -153,7 +153,6 @@ def without_bad(entry: DataSet) -> DataSet:
         entry,
         load=functools.partial(load, skip_bad=True),
         check=functools.partial(check, skip_bad=True),
-        boxes=functools.partial(boxes, skip_bad=True),
         skipped=skipped,
     )
 

@@ -6,11 +6,10 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pixelpart.data.augment import AUGMENTS, PAD, Params, apply, apply_to_images, draw, mix_labels
+from pixelpart.data.augment import AUGMENTS, PAD, apply, apply_to_images, draw, mix_labels
 from pixelpart.data.augment.colour import recolour
 from pixelpart.data.augment.moving import inside_box
 from pixelpart.data.augment.params import Warp
-from pixelpart.errors import UserError
 
 each_kind = pytest.mark.parametrize("kind", AUGMENTS)
 
@@ -41,23 +40,6 @@ def test_crop_and_flip_equal_a_loop_over_pixels(dtype):
     assert torch.equal(apply(params, images), crop_and_flip_by_loop(params, images, 0))
     assert torch.equal(apply(params, mask, fill=9.0), crop_and_flip_by_loop(params, mask, 9))
     assert apply(params, images).dtype == dtype
-
-
-def test_a_corner_crop_by_hand():
-    """A crop at the upper left corner of the padded image moves the first pixel to (4, 4)."""
-    image = torch.zeros(2, 1, 6, 6)
-    image[:, :, 0, 0] = 1
-    moved = apply(Params(torch.tensor([0, 0]), torch.tensor([0, 0]), torch.tensor([False, True])), image, fill=0.25)
-    assert moved[0, 0, 4, 4] == 1
-    assert moved[1, 0, 4, 1] == 1
-    assert (moved[:, :, :4] == 0.25).all()
-    assert (moved[0, 0, 4:, :4] == 0.25).all()
-    assert (moved == 0.25).sum() == 2 * (36 - 4)
-
-
-def test_none_changes_nothing():
-    image = torch.rand(5, 3, 8, 8)
-    assert torch.equal(apply(draw("none", 5), image), image)
 
 
 def test_crops_cover_all_corners_and_half_are_flipped():
@@ -108,13 +90,6 @@ def test_augmentation_needs_no_device_sync(kind):
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert apply_to_images(params, torch.rand(4, 3, 32, 32)).shape == (4, 3, 32, 32)
         assert mix_labels(params, torch.rand(4, 10), (32, 32)).shape == (4, 10)
-
-
-def test_all_crop_flip_kinds_draw_equal_crops_and_flips():
-    plain, cutout, cutmix = (draws_of(kind, 50) for kind in ("crop-flip", "crop-flip-cutout", "crop-flip-cutmix"))
-    for other in (cutout, cutmix):
-        for field in ("top", "left", "flip"):
-            assert torch.equal(getattr(plain, field), getattr(other, field))
 
 
 # -- cutout
@@ -244,8 +219,3 @@ def test_colours_change_in_images_and_not_in_masks():
     assert torch.equal((plain != shown).flatten(1).any(1), params.colour.operation >= 0)
     assert torch.equal(shown, apply(params, recolour(params.colour, images)))
     assert (shown.amax(1)[plain.amax(1) == 0] == 0).all()  # padding and holes stay empty
-
-
-def test_an_unknown_kind_names_the_choices():
-    with pytest.raises(UserError, match=r"'cutout'; choose from crop-flip, crop-flip-cutmix, .*, none"):
-        draw("cutout", 3)

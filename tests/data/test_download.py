@@ -1,10 +1,9 @@
 import hashlib
-import os
 import random
 
 import pytest
 
-from pixelpart.data.download import Unavailable, fetch, write_folder
+from pixelpart.data.download import Unavailable, fetch
 
 CONTENT = random.Random(0).randbytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -28,41 +27,29 @@ def test_a_file_is_downloaded_and_progress_ends_at_its_size(server, target):
     assert names(target.parent) == ["file.gz"]
 
 
-def test_a_broken_connection_is_resumed(server, target):
-    server.content, server.breaks = CONTENT, [100_000, 50_000]
+@pytest.mark.parametrize(
+    ("breaks", "part", "requests"),
+    [
+        ([100_000, 50_000], None, [None, "bytes=100000-", "bytes=150000-"]),
+        ([], CONTENT[:123_456], ["bytes=123456-"]),
+        ([], CONTENT, ["bytes=300000-"]),
+        ([], b"x" * 1000, ["bytes=1000-", None]),
+    ],
+    ids=["broken connection", "partial file", "complete partial file", "partial file of other content"],
+)
+def test_a_download_is_resumed(server, target, breaks, part, requests):
+    server.content, server.breaks = CONTENT, breaks
+    if part is not None:
+        target.with_name("file.gz.part").write_bytes(part)
     fetch(server.url, target, md5=MD5)
     assert target.read_bytes() == CONTENT
-    assert server.requests == [None, "bytes=100000-", "bytes=150000-"]
-
-
-def test_a_partial_file_is_resumed(server, target):
-    server.content = CONTENT
-    target.with_name("file.gz.part").write_bytes(CONTENT[:123_456])
-    fetch(server.url, target, md5=MD5)
-    assert target.read_bytes() == CONTENT
-    assert server.requests == ["bytes=123456-"]
-
-
-def test_a_complete_partial_file_is_only_renamed(server, target):
-    server.content = CONTENT
-    target.with_name("file.gz.part").write_bytes(CONTENT)
-    fetch(server.url, target, md5=MD5)
-    assert target.read_bytes() == CONTENT
-    assert len(server.requests) == 1
+    assert server.requests == requests
 
 
 def test_a_server_without_ranges_is_read_from_the_beginning(server, target):
     server.content, server.breaks, server.ranges = CONTENT, [100_000], False
     fetch(server.url, target, md5=MD5)
     assert target.read_bytes() == CONTENT
-
-
-def test_a_partial_file_of_other_content_is_discarded(server, target):
-    server.content = CONTENT
-    target.with_name("file.gz.part").write_bytes(b"x" * 1000)
-    fetch(server.url, target, md5=MD5)
-    assert target.read_bytes() == CONTENT
-    assert server.requests == ["bytes=1000-", None]
 
 
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(server, target):
@@ -102,16 +89,3 @@ def test_a_file_that_is_there_is_checked_and_never_overwritten(target):
     with pytest.raises(Unavailable, match="has md5"):
         fetch("http://127.0.0.1:9/file.gz", target, md5=MD5)
     assert target.read_bytes() == b"mine"
-
-
-def test_a_folder_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
-    write_folder({"a": b"1", "b": b"2"}, tmp_path / "whole")
-    assert names(tmp_path / "whole") == ["a", "b"]
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_folder({"a": b"1"}, tmp_path / "torn")
-    assert names(tmp_path) == ["whole"]

@@ -96,12 +96,3 @@ def test_outlines_have_the_area_of_the_geometric_shape(name, area):
     axis = np.linspace(-16, 16, 801, dtype=np.float32)
     u, v = np.meshgrid(axis, axis)
     assert (outline(u, v, np.float32(10)) < 0).mean() * 32 * 32 == pytest.approx(area, rel=0.02)
-
-
-def test_textures_by_hand():
-    """Period 8: the centres of bands are at 0 and 4; checks change sign along both axes, dots need both."""
-    u, v = np.meshgrid(np.float32([0, 4]), np.float32([0, 4]), indexing="ij")
-    period = np.float32(8)
-    assert shapes._stripes(u, v, period).tolist() == [[1, 1], [-1, -1]]
-    assert shapes._checks(u, v, period).tolist() == [[1, -1], [-1, 1]]
-    assert shapes._dots(u, v, period).tolist() == [[1, -1], [-1, -1]]

@@ -40,14 +40,6 @@ def test_pixels_and_labels_are_read_and_ten_is_zero(fake, tmp_path, split):
     assert labels.tolist() == fake[split][1].tolist()
 
 
-def test_files_in_a_folder_svhn_are_found(fake, tmp_path):
-    (tmp_path / "svhn").mkdir()
-    for name in svhn.FILES.values():
-        (tmp_path / name).rename(tmp_path / "svhn" / name)
-    assert len(data.load("svhn", root=tmp_path)[0]) == 30
-    assert data.listing(root=tmp_path)[3].where == str(tmp_path / "svhn")
-
-
 def test_checksums_decide_whether_files_are_official(fake, tmp_path, monkeypatch):
     assert data.verify("svhn", root=tmp_path).status == "unofficial"
     sums = {split: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for split, name in svhn.FILES.items()}

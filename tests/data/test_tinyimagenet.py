@@ -55,7 +55,7 @@ def test_labels_and_boxes_follow_the_lists_and_grey_images_have_three_channels(b
     images, labels = data.load("tinyimagenet", split="test", root=tmp_path)
     assert labels.tolist() == [2, 0, 1, 1, 2, 0]  # the additional class is left out
     assert images.float().mean((1, 2, 3)).diff().gt(0).all()
-    boxes = data.SETS["tinyimagenet"].boxes
+    boxes = tinyimagenet.boxes
     assert boxes("train", tmp_path)[5].tolist() == [1, 1, 41, 63]
     assert boxes("test", tmp_path)[4].tolist() == [4, 2, 54, 62]
 
@@ -108,7 +108,8 @@ def test_skip_bad_leaves_out_bad_images_with_their_labels_and_boxes(base, tmp_pa
         good = [i for i in range(len(complete[split])) if i != bad]
         assert found.tolist() == labels
         assert torch.equal(images, complete[split][good])
-        assert torch.equal(entry.boxes(split, tmp_path), data.SETS["tinyimagenet"].boxes(split, tmp_path)[good])
+        boxes = tinyimagenet.boxes(split, tmp_path)
+        assert torch.equal(tinyimagenet.boxes(split, tmp_path, skip_bad=True), boxes[good])
     assert [line.split()[0] for line in entry.skipped(tmp_path)] == [str(cut), str(base / "val/images/val_3.JPEG")]
     assert main(["data", "verify", "tinyimagenet", "--skip-bad", "--data-root", str(tmp_path)]) == 0
     assert "2 unreadable files left out" in capsys.readouterr().out
