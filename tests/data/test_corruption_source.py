@@ -73,10 +73,8 @@ def test_files_are_used_for_cifar10_or_from_a_named_folder(pair, official, tmp_p
     [
         ("labels", lambda labels: (labels + 1) % 10, "are not those of the test images"),
         ("labels", lambda labels: labels[:5], "has 1 labels for each severity, but there are 6 test images"),
-        ("labels", lambda labels: labels[:-1], r"labels.npy has uint8 of shape \(29,\), not 50,000 labels"),
         ("fog", lambda stack: stack[:-1], r"fog.npy has uint8 of shape \(29, 32, 32, 3\), not uint8 of shape \(30, 32"),
         ("fog", lambda stack: stack.astype(np.float32), "fog.npy has float32 of shape"),
-        ("fog", lambda stack: np.array([{}], object), "fog.npy is not a .npy file, or is corrupt"),
         ("fog", b"not found on this server", "fog.npy is not a .npy file, or is corrupt"),
         ("fog", None, "lacks fog.npy"),
         ("labels", None, "no file .*labels.npy"),
@@ -166,11 +164,6 @@ def test_a_cache_that_cannot_be_written_is_reported_and_the_images_are_still_ret
     assert "contrast cannot be saved" in lines[-1]
 
 
-def test_float_images_are_refused(pair, tmp_path):
-    with pytest.raises(UserError, match="corruptions need uint8 images, not float32"):
-        opened((pair[0] / 255, pair[1]), tmp_path)
-
-
 # -- frost
 
 
@@ -201,12 +194,3 @@ def test_pictures_of_the_package_are_found_without_importing_it(pictures, monkey
     monkeypatch.syspath_prepend(renamed.parent)
     assert [picture.shape for picture in frost_pictures()] == [(320, 340, 3)] * 5
     assert "imagecorruptions" not in sys.modules
-
-
-def test_missing_and_corrupt_pictures_are_named(pictures):
-    (pictures / "frost4.jpg").write_text("no picture")
-    with pytest.raises(UserError, match=r"frost4\.jpg cannot be read"):
-        frost_pictures(pictures)
-    (pictures / "frost4.jpg").unlink()
-    with pytest.raises(UserError, match=r"lacks frost4\.jpg"):
-        frost_pictures(pictures)

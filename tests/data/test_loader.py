@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from pixelpart.data import Loader, as_float, split_holdout
-from pixelpart.data import loader as data_loader
 from pixelpart.errors import UserError
 from pixelpart.runtime.world import World
 
@@ -74,13 +73,6 @@ def test_pixel_level_k_becomes_k_over_255():
     assert levels.flatten().tolist() == list(range(256))
 
 
-def test_empty_batches_are_user_errors(pair):
-    with pytest.raises(UserError, match="batches of 0"):
-        loader(pair, batch_size=0)
-    with pytest.raises(UserError, match="from 0 images"):
-        loader((pair[0][:0], pair[1][:0]))
-
-
 def test_a_holdout_is_disjoint_sorted_and_determined_by_the_seed():
     train, held = split_holdout(1000, 128, 7)
     assert len(held) == 128
@@ -132,9 +124,3 @@ def test_batches_gathered_by_the_thread_are_the_same(pair):
             a, b = plain.batch(epoch, step), ahead.batch(epoch, step)
             assert torch.equal(a.images, b.images)
             assert torch.equal(a.index, b.index)
-
-
-def test_images_are_copied_to_the_device_in_pieces(pair, mapped, monkeypatch):
-    monkeypatch.setattr(data_loader, "PIECE", 4)
-    rows = torch.arange(2, 30)
-    assert torch.equal(data_loader._copied(mapped[0], rows, torch.device("cpu")), pair[0][rows])

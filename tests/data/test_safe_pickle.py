@@ -63,22 +63,13 @@ def test_a_pickle_that_names_code_is_refused_and_nothing_runs(path, tmp_path, ho
     assert not mark.exists()
 
 
-def test_other_codecs_are_refused(path):
-    with pytest.raises(UserError, match="encodes as 'zlib_codec'"):
-        read(path, b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x0a\x00\x00\x00zlib_codectR.")
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"not a pickle",
-        pickle.dumps({"data": DATA}),
-        pickle.dumps({"data": DATA[:3], "labels": LABELS}),
         pickle.dumps({"data": DATA, "labels": LABELS[:3]}),
         pickle.dumps({"data": DATA, "labels": [0, 1, 2, 300]}),
         pickle.dumps({"data": np.asfortranarray(DATA), "labels": LABELS}),
-        pickle.dumps({"data": DATA, "labels": LABELS})[:-30],
         b"(" * 100_000 + b"t" * 100_000 + b".",
     ],
 )

@@ -140,11 +140,6 @@ def test_an_unknown_name_is_an_error_with_the_choices(net: Net, settings: dict[s
         wrap(net, **settings)
 
 
-def test_an_unused_module_is_refused(net: Net) -> None:
-    with pytest.raises(UserError, match="'unused' is not used in the forward pass of Net"):
-        wrap(net, features="unused", head="fc")
-
-
 class Pair(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         return x, None
