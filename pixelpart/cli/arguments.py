@@ -74,7 +74,7 @@ def add_target(parser: Parser, *, images: str) -> None:
     )
     add_folder_options(parser)
     parser.add_argument(
-        "--images", type=positive, metavar="N", help=f"only the first N test images (default: {images})"
+        "--images", type=positive_int, metavar="N", help=f"only the first N test images (default: {images})"
     )
     parser.add_argument(
         "--out", type=Path, help="folder that stores the results and reuses them (default: the run folder; else none)"
@@ -82,7 +82,7 @@ def add_target(parser: Parser, *, images: str) -> None:
     add_checkpoint(parser)
     group = parser.add_argument_group("how to run it")
     group.add_argument(
-        "--batch-size", type=positive, help="images per batch (default: 1024 on a GPU, 128 on other devices)"
+        "--batch-size", type=positive_int, help="images per batch (default: 1024 on a GPU, 128 on other devices)"
     )
     add_device(group)
     add_data_root(group)
@@ -97,8 +97,10 @@ def target_settings(found: argparse.Namespace) -> dict[str, Any]:
 
 def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
     """--eps, --step-size and --seed; the texts say what the first two mean for this command."""
-    parser.add_argument("--eps", type=fraction, default=str(write_fraction(DEFAULT_EPS)), help=eps)
-    parser.add_argument("--step-size", type=fraction, default=str(write_fraction(DEFAULT_STEP_SIZE)), help=step_size)
+    parser.add_argument("--eps", type=number_or_fraction, default=str(write_fraction(DEFAULT_EPS)), help=eps)
+    parser.add_argument(
+        "--step-size", type=number_or_fraction, default=str(write_fraction(DEFAULT_STEP_SIZE)), help=step_size
+    )
     parser.add_argument("--seed", type=int, default=str(DEFAULT_SEED), help="seed of the random starts")
 
 
@@ -121,7 +123,9 @@ def use_network(found: argparse.Namespace) -> None:
 
 def add_folder_options(parser: Parser) -> None:
     """--size and --skip-bad, for --data."""
-    parser.add_argument("--size", type=positive, default=0, help="folder:PATH: width and height of images in pixels")
+    parser.add_argument(
+        "--size", type=positive_int, default=0, help="folder:PATH: width and height of images in pixels"
+    )
     parser.add_argument(
         "--skip-bad", action="store_true", help="folder:PATH and tinyimagenet: leave out files that cannot be read"
     )
@@ -150,17 +154,17 @@ def print_result(result: Any, *, as_json: bool) -> None:
 # -- types of values
 
 
-def positive(text: str) -> int:
+def positive_int(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
-def positives(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
+def positive_ints(text: str) -> list[int]:
+    return [positive_int(part) for part in text.split(",")]
 
 
-def fraction(text: str) -> float:
+def number_or_fraction(text: str) -> float:
     try:
         return parse_fraction(text)
     except ValueError as error:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pixelpart import bench as benches
-from pixelpart.cli.arguments import Parser, add_data_root, add_device, add_output, positive, print_result
+from pixelpart.cli.arguments import Parser, add_data_root, add_device, add_output, positive_int, print_result
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
 
@@ -15,17 +15,17 @@ def bench(args: list[str]) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="autoattack: run folder of the model to attack")
     parser.add_argument("--model", help="network, or module:function (default: resnet18)")
     parser.add_argument(
-        "--batch-size", type=positive, help="images per batch (default: 128; autoattack: 1024 on a GPU)"
+        "--batch-size", type=positive_int, help="images per batch (default: 128; autoattack: 1024 on a GPU)"
     )
-    parser.add_argument("--steps", type=positive, help="train, attack, scale, stream: PGD steps (default: 10)")
+    parser.add_argument("--steps", type=positive_int, help="train, attack, scale, stream: PGD steps (default: 10)")
     parser.add_argument("--methods", help=f"train: comma-separated (default: {','.join(benches.METHODS)})")
     parser.add_argument("--precision", choices=benches.PRECISIONS, help="train: of our step (default: bf16)")
     parser.add_argument(
-        "--images", type=positive, metavar="N", help="autoattack: the first N test images (default: 1000)"
+        "--images", type=positive_int, metavar="N", help="autoattack: the first N test images (default: 1000)"
     )
     parser.add_argument("--search", help="autoattack: precision of our search (default: bf16 on a GPU, else fp32)")
     parser.add_argument(
-        "--repeats", type=positive, help=f"report medians of N (default: {benches.REPEATS})", metavar="N"
+        "--repeats", type=positive_int, help=f"report medians of N (default: {benches.REPEATS})", metavar="N"
     )
     add_device(parser)
     add_data_root(parser)

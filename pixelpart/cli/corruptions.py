@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_output, add_target, positives, print_result, target_settings
+from pixelpart.cli.arguments import Parser, add_output, add_target, positive_ints, print_result, target_settings
 from pixelpart.runtime.progress import Screen
 
 
@@ -11,7 +11,7 @@ def corruptions(args: list[str]) -> None:
     parser = Parser("corruptions", corruptions.__doc__)
     add_target(parser, images="all")
     parser.add_argument("--names", help="comma-separated corruptions, such as fog,snow (default: all 19)")
-    parser.add_argument("--severities", type=positives, default="1,2,3,4,5", help="comma-separated")
+    parser.add_argument("--severities", type=positive_ints, default="1,2,3,4,5", help="comma-separated")
     parser.add_argument(
         "--folder",
         type=Path,

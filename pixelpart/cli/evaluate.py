@@ -9,7 +9,7 @@ from pixelpart.cli.arguments import (
     add_attack_settings,
     add_output,
     add_target,
-    positive,
+    positive_int,
     target_settings,
 )
 from pixelpart.config import DEFAULT_ATTACKS
@@ -41,27 +41,27 @@ def evaluate(args: list[str]) -> int:
     )
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=positive_int,
         default="1",
         help="processes that share the images, each with its own GPU if possible",
     )
     add_output(parser, json="print the entries of eval.json")
     found = parser.parse_all(args)
     if found.workers == 1:
-        measure(found)
+        evaluate_in_process(found)
         return 0
     from pixelpart.runtime.world import launch, report_to_launcher
 
     if "WORLD_SIZE" not in os.environ:
         return launch(found.workers, ["evaluate", *args])
     try:
-        measure(found)
+        evaluate_in_process(found)
     except UserError as error:
         return report_to_launcher(error)
     return 0
 
 
-def measure(found: argparse.Namespace) -> None:
+def evaluate_in_process(found: argparse.Namespace) -> None:
     """Evaluates in this process, which may be one of several workers; the first prints the result."""
     from pixelpart.evaluation.evaluate import evaluate as run_evaluation
     from pixelpart.runtime.world import joined, local_device
