@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from command_line import run_python
 from pixelpart.cli.main import main
 from pixelpart.evaluation.checks import behaviours
 
@@ -63,13 +62,6 @@ def test_user_function_is_evaluated_and_its_prints_go_to_stderr(own, tmp_path, c
     assert rows[3].startswith("* pgd2: ")  # 2 steps of 2/255 do not reach 8/255
     assert err.startswith("hello\nthese results are not stored; ")
     assert {path.name for path in tmp_path.iterdir()} <= {"cli_models.py", "__pycache__"}
-
-
-def test_user_function_is_found_by_the_installed_command(own, tmp_path):
-    code = "import sys\nfrom pixelpart.cli.main import main\nsys.path.pop(0)\nsys.exit(main())"
-    result = run_python("-c", code, "evaluate", own.replace("small", "smal"), "--data", "shapes", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr == "pixelpart: cli_models has no 'smal'; did you mean small?\n"
 
 
 def test_check_prints_its_report_and_strict_exits_with_3_if_suspicious(copied, trained, capsys, monkeypatch):

@@ -1,13 +1,11 @@
 """Every field of a config is a flag, and a flag sets its field."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pixelpart import recipes
 from pixelpart.cli.arguments import Parser, join_negatives
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
-from pixelpart.config import Config, flat
+from pixelpart.config import flat
 from pixelpart.errors import UserError
 
 
@@ -79,11 +77,3 @@ def test_only_a_negative_number_is_joined_to_the_option_before_it():
     assert join_negatives(["a", "--eps", "-1/255", "-h", "--x=1", "-2", "--y"]) == [
         "a", "--eps=-1/255", "-h", "--x=1", "-2", "--y",
     ]  # fmt: skip
-
-
-@given(st.integers(1, 255), st.integers(0, 255))
-def test_flag_and_config_value_mean_the_same(high, low):
-    low = min(low, high)
-    assert read(Config(), "--eps", f"{high}/255", "--eps-low", f"{low}/255") == Config(
-        eps=f"{high}/255", eps_low=f"{low}/255"
-    )

@@ -1,15 +1,12 @@
 """A user's mistake is one line and exit code 2, and changes no file."""
 
-import json
 import os
 
 import pytest
 
 from command_line import TINY, files, mistake
-from pixelpart.cli.main import main
-from pixelpart.data import cifar10
 from pixelpart.engine import train as train_module
-from pixelpart.runs import Run, RunFolder, load_checkpoint
+from pixelpart.runs import RunFolder, load_checkpoint
 
 WRONG = [
     (["nope"], "unknown command 'nope'; choose from "),
@@ -75,40 +72,6 @@ def test_other_config_and_locked_folder_are_refused(capsys, copied):
     with RunFolder(copied).locked():
         mistake(capsys, command, "another process")
     assert files(copied) == before
-
-
-def test_wrong_fork_is_refused_and_the_folder_can_still_be_used(capsys, tmp_path, trained):
-    command = ["train", "shapes-at", *TINY, "--epochs", "2", "--quiet", "--out", str(tmp_path / "fork")]
-    mistake(capsys, [*command, "--init-from", "part"], "init_from 'part' is not RUN@EPOCH")
-    mistake(capsys, [*command, "--init-from", f"{trained}@2"], "after epoch 2")
-    assert main([*command, "--init-from", f"{trained}@1"]) == 0
-    assert [row["epoch"] for row in Run(tmp_path / "fork").metrics] == [2]
-
-
-@pytest.mark.parametrize("fault", ["other model", "truncated"])
-def test_checkpoint_that_does_not_fit_is_refused(capsys, copied, fault):
-    if fault == "truncated":
-        for path in (copied / "checkpoints").iterdir():
-            path.write_bytes(path.read_bytes()[:-50])
-    else:
-        settings = json.loads((copied / "config.json").read_text()) | {"model": "wrn-10-1"}
-        (copied / "config.json").write_text(json.dumps(settings))
-    before, message = files(copied), "is truncated" if fault == "truncated" else "belongs to another model"
-    mistake(capsys, ["evaluate", copied, "--device", "cpu"], message)
-    mistake(capsys, ["train", copied / "config.json", "--out", copied, "--device", "cpu"], message)
-    assert files(copied) == before
-
-
-def test_data_file_with_a_wrong_checksum_is_refused_and_kept(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "PER_FILE", 2)
-    folder = tmp_path / "data" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    for name in cifar10.BATCHES:
-        (folder / f"{name}.bin").write_bytes(bytes(2 * cifar10.WIDTH))
-    before = files(tmp_path)
-    for command in (["data", "verify", "cifar10"], ["data", "get", "cifar10"], ["train", "cifar10-at", "--quiet"]):
-        mistake(capsys, [*command, "--data-root", tmp_path / "data"], "is not CIFAR-10")
-    assert files(tmp_path) == before
 
 
 def test_loss_that_is_not_finite_exits_with_1_and_keeps_the_last_good_checkpoint(capsys, tmp_path, monkeypatch):

@@ -12,13 +12,6 @@ from pixelpart.config import Config, read_config
 from pixelpart.runs import Run, RunFolder, read_facts
 
 
-def test_training_writes_a_run(trained):
-    run = Run(trained)
-    assert run.config.recipe == "shapes-part"
-    assert [row["phase"] for row in run.metrics] == ["burn-in", "mask"]
-    assert {path.stem for path in (trained / "checkpoints").iterdir()} == {"best", "last", "epoch-1"}
-
-
 def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "shapes-at", *TINY, "--epochs", "2", "--seed", "7"]) == 0

@@ -65,7 +65,7 @@ def test_interval_of_corruptions_treats_the_versions_of_an_image_as_one_sample(m
     assert "2 corruptions at severity 1, 5, generated" in shown.text
 
 
-@pytest.mark.parametrize("name", ["check.json", "corruptions.json"])
+@pytest.mark.parametrize("name", ["check.json", "corruptions.json", "eval.json"])
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 9}', '{"schema_version": 1, "entries": [{}]}'])
 def test_unusable_file_becomes_a_note(make_run, page, name, content):
     folder = make_run()

@@ -1,10 +1,7 @@
 """What the page reads of a run folder."""
 
-import json
-import math
-
 from pixelpart.evaluation.store import sealed
-from pixelpart.report.run import number, read_runs
+from pixelpart.report.run import read_runs
 
 
 def read(folder):
@@ -29,20 +26,6 @@ def test_bad_entries_are_left_out_and_good_ones_kept(make_run, entry):
     assert "accuracy" in run.notes[0]
 
 
-def test_unreadable_results_become_a_note(make_run, entry):
-    for name, content in (("a", "{"), ("b", json.dumps({"schema_version": 2, "entries": [entry()]}))):
-        folder = make_run(name)
-        (folder / "eval.json").write_text(content)
-        run = read(folder)
-        assert run.measurements == []
-        assert run.notes[0].startswith("eval.json is not shown")
-
-
 def test_labels_are_the_shortest_endings_that_differ(make_run):
     folders = [make_run("a/part"), make_run("b/part"), make_run("a/at")]
     assert [run.label for run in read_runs([*folders, folders[0]])] == ["a/part", "b/part", "at"]
-
-
-def test_number_is_nan_if_there_is_none():
-    assert number({"a": 2}, "a") == 2.0
-    assert all(math.isnan(number(row, "a")) for row in ({}, {"a": None}, {"a": "x"}, {"a": True}, {"a": math.nan}))

@@ -4,9 +4,8 @@ import io
 
 import pytest
 from rich.console import Console
-from rich.progress import Task
 
-from pixelpart.runtime.progress import RateColumn, Screen
+from pixelpart.runtime.progress import Screen
 
 
 @pytest.fixture
@@ -55,12 +54,3 @@ def test_bars_end_after_an_exception(terminal):
     with pytest.raises(KeyboardInterrupt):
         stopped()
     assert terminal.console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is visible again
-
-
-def test_rate_has_a_unit():
-    class Fast(Task):
-        speed = 12345.6
-
-    task = Fast(0, "x", 10, 5, _get_time=lambda: 0.0)
-    task.fields["unit"] = "images"
-    assert RateColumn().render(task).plain == "12,346 images/s"
