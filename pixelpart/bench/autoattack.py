@@ -47,7 +47,7 @@ def bench_autoattack(
         robust = under_reference(
             model,
             pictures,
-            right=natural,
+            correct=natural,
             eps=DEFAULT_EPS,
             version="standard",
             seed=DEFAULT_SEED,

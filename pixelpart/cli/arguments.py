@@ -88,6 +88,12 @@ def add_target(parser: Parser, *, images: str) -> None:
     add_data_root(group)
 
 
+def add_name(parser: Parser) -> None:
+    parser.add_argument(
+        "--name", help="name under which --out stores the results; required if MODEL is not a run or a checkpoint"
+    )
+
+
 def target_settings(found: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `evaluate`, `check` and `corruptions` that `add_target` reads."""
     use_network(found)

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_output, add_target, positive_ints, print_result, target_settings
+from pixelpart.cli.arguments import (
+    Parser,
+    add_name,
+    add_output,
+    add_target,
+    positive_ints,
+    print_result,
+    target_settings,
+)
 from pixelpart.runtime.progress import Screen
 
 
@@ -10,6 +18,7 @@ def corruptions(args: list[str]) -> None:
     """Measures a model's accuracy on test images with noise, blur, weather and other corruptions: CIFAR-10-C."""
     parser = Parser("corruptions", corruptions.__doc__)
     add_target(parser, images="all")
+    add_name(parser)
     parser.add_argument("--names", help="comma-separated corruptions, such as fog,snow (default: all 19)")
     parser.add_argument("--severities", type=positive_ints, default="1,2,3,4,5", help="comma-separated")
     parser.add_argument(
@@ -30,8 +39,8 @@ def corruptions(args: list[str]) -> None:
     with screen.bars() as move:
         result = run_corruptions(
             found.model, names=found.names, severities=found.severities, folder=found.folder, frost=found.frost,
-            say=screen.say, progress=move, **target_settings(found),
+            name=found.name, say=screen.say, progress=move, **target_settings(found),
         )  # fmt: skip
     print_result(result, as_json=found.json)
     if result.clean.entry["flags"] is None:
-        screen.say("these results are not stored; store them with --out FOLDER")
+        screen.say("these results are not stored; store them with --out FOLDER --name NAME")

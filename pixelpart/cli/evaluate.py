@@ -7,6 +7,7 @@ import os
 from pixelpart.cli.arguments import (
     Parser,
     add_attack_settings,
+    add_name,
     add_output,
     add_target,
     positive_int,
@@ -28,6 +29,7 @@ def evaluate(args: list[str]) -> int:
     """Measures a model's accuracy on test images, clean and under attack."""
     parser = Parser("evaluate", evaluate.__doc__)
     add_target(parser, images="all")
+    add_name(parser)
     parser.add_argument("--attacks", default=",".join(DEFAULT_ATTACKS), help=ATTACKS)
     add_attack_settings(parser, eps="largest change of a pixel (l_inf)", step_size="length of a step of an attack")
     parser.add_argument(
@@ -71,11 +73,11 @@ def evaluate_in_process(found: argparse.Namespace) -> None:
         settings["device"] = found.device or local_device()
         result = run_evaluation(
             found.model, attacks=found.attacks, eps=found.eps, step_size=found.step_size, seed=found.seed,
-            search=found.search, engine=found.engine, say=screen.say, world=world,
-            progress=lambda attack, done, total, share: move(attack, done, total, f"{share:.2%} right"), **settings,
+            search=found.search, engine=found.engine, name=found.name, say=screen.say, progress=move, world=world,
+            **settings,
         )  # fmt: skip
     if not world.leads:
         return
     print(json.dumps(result.entries, indent=2) if found.json else result)
     if any(entry["flags"] is None for entry in result.entries):
-        screen.say("these results are not stored; store them with --out FOLDER")
+        screen.say("these results are not stored; store them with --out FOLDER --name NAME")

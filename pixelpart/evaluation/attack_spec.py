@@ -1,4 +1,4 @@
-"""An attack as it was asked for: its name taken apart, and all that its outcome depends on besides model and images."""
+"""An attack as it was requested: its name parsed, with all settings that its outcome depends on."""
 
 import dataclasses
 import math
@@ -8,161 +8,197 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelpart import draws
-from pixelpart.attacks import ATTACKS, COMBINED, SEARCHES, VERSIONS, ball
-from pixelpart.attacks.autoattack import autoattack, possible_searches
+from pixelpart.attacks import ATTACKS, COMBINED, SEARCHES, VERSIONS
+from pixelpart.attacks.autoattack import possible_searches
 from pixelpart.attacks.search import Search
-from pixelpart.config import Config, parse_fraction, write_fraction
-from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy, adaptive, identity
-from pixelpart.evaluation.reference import check_classes, release, under_reference
-from pixelpart.evaluation.searching import under_searches
-from pixelpart.evaluation.store import Entry
-from pixelpart.view.borrow import borrowed
+from pixelpart.config import (
+    DEFAULT_EPS,
+    DEFAULT_SEED,
+    DEFAULT_STEP_SIZE,
+    Config,
+    MaskConfig,
+    parse_fraction,
+    write_fraction,
+)
+from pixelpart.errors import UserError, unknown
+from pixelpart.evaluation import reference
+from pixelpart.evaluation.target import Target
+from pixelpart.runtime.precision import PRECISIONS
 
-VERSION = 1  # raised when outcomes change though no source does
-ENGINES = ("own", "reference")  # who runs autoattack
-GRADIENT_FREE = ("natural", "square")  # what runs on any model, also where no gradient reaches its input
+ENGINES = ("own", "reference")  # whose code runs autoattack
 AUTOATTACKS = {"autoattack": "standard", "autoattack-plus": "plus"}
-RADII = {"l2": 0.5, "l1": 12.0}  # eps in these norms, unless an attack's name has its own: the usual ones for CIFAR-10
+GRADIENT_FREE = ("natural", "square")  # also run on a model without gradients
+THROUGH_MASK = {"adaptive-pgd": "pgd", "adaptive-mma": "mma"}  # the attack that gets the mask's budget
+INSIDE = "adaptive-in"
+WAYS = 4  # attacks that one restart of INSIDE is made of
+ADAPTIVE = (*THROUGH_MASK, INSIDE)
+EPS_HIGH, EPS_LOW = 12 / 255, 8 / 255  # of THROUGH_MASK, as in the paper
+RADII = {"l2": 0.5, "l1": 12.0}  # default eps in these norms: the usual ones for CIFAR-10
 
 
 @dataclass(frozen=True)
 class AttackSpec:
-    """An attack as it was asked for: its name, taken apart."""
+    """One attack with all its settings; `fit` adds those that depend on the model and the images."""
 
-    name: str
-    kind: str  # natural, a name in ATTACKS, ADAPTIVE or SEARCHES, or autoattack
+    name: str  # as requested: pgd20x5@16/255
+    kind: str  # natural, or a key of ATTACKS, SEARCHES, COMBINED, AUTOATTACKS or ADAPTIVE
+    eps: float = 0.0
+    seed: int = 0
     steps: int = 0
     restarts: int = 0
-    parts: Mapping[str, Search] = field(default_factory=dict)  # of an attack that is made of searches
-    eps: float | None = None  # its own, in place of the one for all
-
-    @property
-    def plain(self) -> str:
-        """The name without an eps."""
-        return self.name.partition("@")[0]
+    step_size: float = 0.0
+    searches: Mapping[str, Search] = field(default_factory=dict)  # of an attack that consists of searches
+    precision: str = "fp32"  # what the attack searches through; fp32 always decides
+    engine: str = "own"
+    mask: MaskConfig | None = None  # of an adaptive attack
 
     @property
     def norm(self) -> str:
-        """In which the change is at most eps: linf, l2 or l1."""
-        return next((part.norm for part in self.parts.values()), "linf")
+        """The norm that eps bounds: linf, l2 or l1."""
+        return next((search.norm for search in self.searches.values()), "linf")
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.kind not in GRADIENT_FREE
+
+    @property
+    def tries(self) -> int:
+        """How often a step attack tries each sample at most."""
+        return self.restarts * (WAYS if self.kind == INSIDE else 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings as eval.json has them."""
+        if self.kind == "natural":
+            return {}
+        found: dict[str, Any] = {"steps": self.steps, "step_size": self.step_size, "restarts": self.restarts}
+        if self.searches:
+            found = {"engine": self.engine, "search": self.precision}
+            found["parts"] = {
+                name: {"steps": search.steps, "targets": search.targets, "restarts": search.restarts}
+                for name, search in self.searches.items()
+            }
+        elif self.precision != "fp32":
+            found["search"] = self.precision
+        if self.mask:
+            found["mask"] = self.mask.model_dump(exclude={"every"})
+        if self.kind in THROUGH_MASK:
+            found["eps_low"] = EPS_LOW
+        if self.norm != "linf":
+            found["norm"] = self.norm
+        return found
+
+    @property
+    def key_facts(self) -> dict[str, Any]:
+        """What the outcome depends on besides model and images."""
+        facts = {"kind": self.kind, "eps": self.eps, "seed": self.seed, "settings": self.settings}
+        return facts | ({"release": reference.release()} if self.engine == "reference" else {})
 
 
-def parse_attack(name: str) -> AttackSpec:
-    """An attack by its name, which may end in an eps of its own: pgd20, pgd20@16/255, apgd-l2@0.5."""
-    plain, at, eps = name.partition("@") if isinstance(name, str) else (name, "", "")
-    attack = parse_plain(plain)
-    if not at:
-        return dataclasses.replace(attack, eps=RADII.get(attack.norm, attack.eps))
-    if attack.kind == "natural":
-        raise UserError(f"{name!r}: natural changes nothing, so it has no eps")
-    if attack.kind in adaptive.THROUGH_MASK:
-        budget = " and ".join(str(write_fraction(level)) for level in (adaptive.EPS_HIGH, adaptive.EPS_LOW))
-        raise UserError(f"{name!r}: the paper sets the budget of {plain}, {budget} by the model's mask; it has no eps")
-    try:
-        number = parse_fraction(eps)
-    except ValueError as error:
-        raise UserError(f"attack {name!r}: {error}") from None
-    most = 1 if attack.norm == "linf" else math.inf
-    return dataclasses.replace(attack, name=name, eps=in_range(f"{plain}'s eps", number, most=most))
+def parse_attack(
+    name: str,
+    *,
+    eps: float = DEFAULT_EPS,
+    step_size: float = DEFAULT_STEP_SIZE,
+    seed: int = DEFAULT_SEED,
+    search: str = "auto",
+    engine: str = "own",
+) -> AttackSpec:
+    """The attack of that name, which may end in its own eps: pgd20, pgd20x5@16/255, apgd-l2@0.5; else a UserError."""
+    if search not in ("auto", *PRECISIONS):
+        raise unknown("search", search, ("auto", *PRECISIONS))
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    plain, at, own_eps = name.partition("@") if isinstance(name, str) else (name, "", "")
+    spec = _parse_plain(plain)
+    if spec.kind == "natural":
+        if at:
+            raise UserError(f"{name!r}: natural changes no pixel and takes no eps")
+        return spec
+    if spec.searches and engine == "reference" and spec.kind not in AUTOATTACKS:
+        raise UserError(f"engine reference runs only {', '.join(AUTOATTACKS)}, not {name}")
+    eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
+    if spec.kind in THROUGH_MASK:
+        if at:
+            levels = " and ".join(str(write_fraction(level)) for level in (EPS_HIGH, EPS_LOW))
+            raise UserError(f"{name!r}: {plain} takes no eps; the paper fixes its budget, {levels} by the model's mask")
+        eps = EPS_HIGH
+    elif at:
+        try:
+            number = parse_fraction(own_eps)
+        except ValueError as error:
+            raise UserError(f"attack {name!r}: {error}") from None
+        eps = in_range(f"{plain}'s eps", number, most=1 if spec.norm == "linf" else math.inf)
+    else:
+        eps = RADII.get(spec.norm, eps)
+    if not spec.searches:
+        engine = "own"
+    return dataclasses.replace(
+        spec, name=name, eps=eps, seed=seed, step_size=step_size, precision=search, engine=engine
+    )
 
 
-def parse_plain(name: str) -> AttackSpec:
-    """natural, a search by its name, or another attack with its steps and, after an x, its restarts: pgd20x5."""
+def _parse_plain(name: str) -> AttackSpec:
+    """natural, an attack made of searches, or another with its steps and, after an x, its restarts: pgd20x5."""
     if name == "natural":
         return AttackSpec(name, "natural")
     if name in AUTOATTACKS:
-        return AttackSpec(name, "autoattack", parts=VERSIONS[AUTOATTACKS[name]])
+        return AttackSpec(name, name, searches=VERSIONS[AUTOATTACKS[name]])
     if name in SEARCHES:
-        return AttackSpec(name, name, parts={name: SEARCHES[name]})
+        return AttackSpec(name, name, searches={name: SEARCHES[name]})
     if name in COMBINED:
-        return AttackSpec(name, name, parts=COMBINED[name])
-    kinds = "|".join(map(re.escape, sorted((*ATTACKS, *adaptive.ADAPTIVE), key=len, reverse=True)))
+        return AttackSpec(name, name, searches=COMBINED[name])
+    kinds = "|".join(map(re.escape, sorted((*ATTACKS, *ADAPTIVE), key=len, reverse=True)))
     pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
     if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
-        eps = adaptive.EPS_HIGH if match[1] in adaptive.THROUGH_MASK else None
-        return AttackSpec(name, match[1], int(match[2]), int(match[3] or 1), eps=eps)
+        return AttackSpec(name, match[1], steps=int(match[2]), restarts=int(match[3] or 1))
     raise UserError(f"unknown attack {name!r}; choose from {choices()}")
 
 
 def choices() -> str:
-    """What may be asked for, in words."""
+    """The names of all attacks, for messages."""
     stepped = ", ".join(f"{kind}K, {kind}KxR" for kind in ATTACKS)
-    named = ", ".join((*(f"{kind}K" for kind in adaptive.ADAPTIVE), *SEARCHES, *COMBINED, *AUTOATTACKS))
-    return f"natural, {stepped} (K steps, R restarts), {named}; NAME@EPS gives an attack an eps of its own"
+    named = ", ".join((*(f"{kind}K" for kind in ADAPTIVE), *SEARCHES, *COMBINED, *AUTOATTACKS))
+    return f"natural, {stepped} (K steps, R restarts), {named}; NAME@EPS sets an attack's own eps"
 
 
-def fitted(
-    attack: AttackSpec, classes: int, *, engine: str, say: Callable[[str], None] = lambda line: None
-) -> AttackSpec:
-    """The attack without the searches that need more classes than there are; a UserError where none is left."""
-    if attack.parts and engine == "reference":
-        check_classes(classes)
-        return attack
-    parts = possible_searches(attack.parts, classes)
-    if attack.parts and not parts:
-        fewest = min(part.min_classes for part in attack.parts.values())
-        raise UserError(f"{attack.name} needs at least {fewest} classes, not {classes}")
-    for name in attack.parts.keys() - parts.keys():
-        say(f"{attack.name} without {name}, which needs {attack.parts[name].min_classes} classes: there are {classes}")
-    return dataclasses.replace(attack, parts=parts)
+def fit(spec: AttackSpec, target: Target, classes: int, say: Callable[[str], None]) -> AttackSpec:
+    """The attack for this model and these images: precision, mask, and the searches possible with so many classes.
 
-
-def facts_of(
-    attack: AttackSpec,
-    *,
-    eps: float,
-    step_size: float,
-    seed: int,
-    search: str,
-    engine: str,
-    gradients: str = "fp32",
-    config: Config | None = None,
-) -> Entry:
-    """What the outcome depends on besides model and images; nothing is drawn and nothing moved for `natural`.
-
-    `search` is the precision of searches, `gradients` that of attacks by so many steps. Adaptive attacks take the mask
-    from the run's config.
+    A UserError if no search is possible, or if an l2 or l1 ball contains all images.
     """
-    if attack.kind == "natural":
-        return {"kind": "natural", "version": VERSION, "eps": 0.0, "seed": 0, "settings": {}}
-    settings: dict[str, Any] = {"steps": attack.steps, "step_size": step_size, "restarts": attack.restarts}
-    if attack.parts:
-        if engine == "reference" and attack.kind != "autoattack":
-            raise UserError(f"the engine reference runs {', '.join(AUTOATTACKS)} alone, not {attack.name}")
-        settings = {"engine": engine, "search": "fp32" if engine == "reference" else search}
-        settings["parts"] = {
-            name: {"steps": part.steps, "targets": part.targets, "restarts": part.restarts}
-            for name, part in attack.parts.items()
-        }
-    elif gradients != "fp32":
-        settings["search"] = gradients
-    if attack.kind in adaptive.ADAPTIVE:
-        settings |= adaptive.settings_of(attack.kind, config)
-    if attack.norm != "linf":
-        settings["norm"] = attack.norm
-    eps = eps if attack.eps is None else attack.eps
-    return {"kind": attack.kind, "version": VERSION, "eps": eps, "seed": seed, "settings": settings}
+    if spec.kind == "natural":
+        return spec
+    if spec.norm != "linf":
+        values = target.pictures.images[0].numel()
+        in_range(f"{spec.kind}'s eps", spec.eps, most=math.sqrt(values) if spec.norm == "l2" else values)
+    if not spec.searches:
+        precision = "fp32" if spec.precision == "auto" else spec.precision
+        mask = mask_of(target.config) if spec.kind in ADAPTIVE else None
+        return dataclasses.replace(spec, precision=precision, mask=mask)
+    if spec.engine == "reference":
+        reference.check_classes(classes)
+        return dataclasses.replace(spec, precision="fp32")
+    searches = possible_searches(spec.searches, classes)
+    if not searches:
+        fewest = min(search.min_classes for search in spec.searches.values())
+        raise UserError(f"{spec.name} needs at least {fewest} classes, not {classes}")
+    for name in spec.searches.keys() - searches.keys():
+        least = spec.searches[name].min_classes
+        say(f"{spec.name} runs without {name}, which needs {least} classes; there are {classes}")
+    precision = spec.precision
+    if precision == "auto":  # bf16 is several times as fast on a GPU, and fp32 decides
+        precision = "bf16" if target.pictures.device.type == "cuda" else "fp32"
+    return dataclasses.replace(spec, searches=searches, precision=precision)
 
 
-def source_of(attack: AttackSpec, *, engine: str = "own") -> list[Any]:
-    """What computes an outcome, apart from the model: the text of it, and an attack's entry in the table."""
-    shared = [identity.source_of(accuracy), identity.sources_of(borrowed)]
-    if attack.kind == "natural":
-        return shared
-    if attack.parts and engine == "reference":
-        return [*shared, identity.sources_of(under_reference), release()]
-    if attack.parts:
-        return [*shared, identity.sources_of(under_searches), identity.sources_of(autoattack)]
-    if attack.kind in adaptive.ADAPTIVE:
-        return [*shared, identity.sources_of(adaptive.under_adaptive)]
-    parts = [identity.source_of(part) for part in (ball, draws)]
-    return [*shared, *parts, ATTACKS[attack.kind].starts, identity.sources_of(ATTACKS[attack.kind].run)]
+def mask_of(config: Config | None) -> MaskConfig:
+    """The mask that an adaptive attack uses: the run's own, or gradcam with the rule mean."""
+    return config.mask if config and config.mask.rule != "none" else MaskConfig(rule="mean")
 
 
 def in_range(what: str, value: Any, *, most: float = 1) -> float:
-    """A number in (0, most]; never a budget: a reduced budget would flatter a defence."""
+    """The value as a float in (0, most]; a tensor is refused, since a reduced budget would flatter a defence."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UserError(f"{what} is a {type(value).__name__}; evaluate takes one number for all pixels, such as 8/255")
     number = float(value)
@@ -171,10 +207,3 @@ def in_range(what: str, value: Any, *, most: float = 1) -> float:
         limit = f" and at most {most:g}" if most < math.inf else ""
         raise UserError(f"{what} {number:g} is not above 0{limit}{hint}")
     return number
-
-
-def check_radius(attack: AttackSpec, pixels: int) -> None:
-    """A UserError where an l2 or l1 ball is larger than the cube of all images with so many pixels, colours counted."""
-    if attack.norm != "linf":
-        most = math.sqrt(pixels) if attack.norm == "l2" else pixels
-        in_range(f"{attack.plain}'s eps", attack.eps, most=most)

@@ -17,16 +17,16 @@ from pixelpart.data import SETS
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.data.corruptions.source import CorruptionSource, Facts, check_names, open_source
 from pixelpart.errors import UserError, choose
-from pixelpart.evaluation import accuracy, identity, store
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.evaluate import machine
 from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.result import Outcome
-from pixelpart.evaluation.statistics import wilson
-from pixelpart.evaluation.store import Entry, FlagArray
+from pixelpart.evaluation.measure import natural
+from pixelpart.evaluation.result import Entry, FlagArray, Outcome
+from pixelpart.evaluation.store import ResultKey, ResultStore
 from pixelpart.evaluation.target import Target, load_target
+from pixelpart.evaluation.validate import check_counts, check_model
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.types import Flags
 from pixelpart.view.borrow import borrowed
 
 FILE = "corruptions.json"
@@ -105,15 +105,16 @@ def corruptions(
     skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,
+    name: str | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda what, done, total, note: None,
 ) -> Corrupted:
     """The accuracy of a model on test images corrupted in 19 ways at 5 severities (Hendrycks and Dietterich 2019).
 
-    `subject`, `images`, `checkpoint`, `data`, `root` and `out` are as in `evaluate`. The images come from .npy files in
-    `folder`, or in CIFAR-10-C in the data root; else they are made, with the pictures of frost in the folder `frost` or
-    those of the package imagecorruptions if it is installed, else with drawn frost. Every outcome is kept as it comes
-    in corruptions.json, and reused for the same model and images.
+    `subject`, `images`, `checkpoint`, `data`, `root`, `out` and `name` are as in `evaluate`. The images come from .npy
+    files in `folder`, or in CIFAR-10-C in the data root; else they are made, with the pictures of frost in the folder
+    `frost` or those of the package imagecorruptions if it is installed, else with drawn frost. Every outcome is kept in
+    corruptions.json as it comes, and reused for the same model and images.
     """
     wanted = list(dict.fromkeys(severities))
     chosen = parse_names(names)
@@ -122,9 +123,7 @@ def corruptions(
             raise UserError(f"unknown severity {severity!r}; choose from {', '.join(map(str, SEVERITIES))}")
     if not wanted:
         raise UserError(f"no severities named; choose from {', '.join(map(str, SEVERITIES))}")
-    for what, count in (("images", images), ("batch_size", batch_size)):
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise UserError(f"{what} {count!r} is not a whole number above 0")
+    check_counts(images=images, batch_size=batch_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,
@@ -135,14 +134,15 @@ def corruptions(
         device=device,
         root=root,
         out=out,
+        name=name,
     )
     source = _source(target, chosen, root=root, folder=folder, frost=frost, say=say)
     batch_size = batch_size or default_slots(target.pictures.device)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
-        desk = Desk(model, target, source, batch_size, progress, total=1 + len(chosen) * len(wanted))
-        clean = desk.settle("clean", 0)
+        run = CorruptionRun(model, target, source, batch_size, progress, total=1 + len(chosen) * len(wanted))
+        clean = run.outcome("clean", 0)
         cells = [(name, severity) for name in chosen for severity in sorted(wanted)]
-        outcomes = {(source.name(name), severity): desk.settle(name, severity) for name, severity in cells}
+        outcomes = {(source.name(name), severity): run.outcome(name, severity) for name, severity in cells}
     return Corrupted(clean, outcomes)
 
 
@@ -180,8 +180,8 @@ def _source(target: Target, names: list[str], **settings: Any) -> CorruptionSour
     return source
 
 
-class Desk:
-    """One model and one source of images; `settle` answers a cell of the table, from what is kept if it can."""
+class CorruptionRun:
+    """One model and one source of corrupted images; `outcome` measures one corruption at one severity."""
 
     def __init__(
         self,
@@ -193,63 +193,50 @@ class Desk:
         *,
         total: int,
     ) -> None:
-        self.model, self.target, self.source, self.batch_size, self.tell = model, target, source, batch_size, progress
-        self.entries = store.read_entries(target.folder, FILE) if target.folder else []
-        self.probe = identity.signature(accuracy.check_model(model, target.pictures, probes=identity.PROBES))
-        weights, kind = identity.hash_weights(model), identity.describe(model)
-        self.about = {"weights": weights, "model": kind, "pixels": identity.hash_pixels(target.pictures)}
-        self.code = [identity.source_of(accuracy), identity.sources_of(borrowed)]
+        self.model, self.target, self.source = model, target, source
+        self.batch_size, self.progress = batch_size, progress
+        self.store = ResultStore(target, file=FILE)
+        self.model_key = ResultKey.of(model, target, check_model(model, target.pictures))
         self.warnings: list[str] | None = None
         self.done, self.total = 0, total * len(target.pictures)
 
-    def settle(self, name: str, severity: int) -> Outcome:
-        """The outcome of one corruption at one severity, or of the images as they are at 0."""
-        facts = self.source.facts(name, severity) if severity else {"source": "clean"}
-        asked = identity.digest([self.about, facts, self.code])
-        folder = self.target.folder
-        found = store.find(folder, self.entries, asked=asked, probe=self.probe) if folder else None
-        if found:
-            kept = [warning for warning in found[0]["warnings"] if warning != sanity.TRAIN_MODE]
-            entry = store.sealed(found[0] | self.target.tags | {"warnings": [*self.target.warnings, *kept]})
-            if entry != found[0] and folder:  # best and last may be one model
-                store.add(folder, entry, found[1], FILE)
-            outcome = Outcome(entry, found[1], reused=True)
-        else:
-            outcome = self._measure(name, severity, facts, asked)
+    def outcome(self, name: str, severity: int) -> Outcome:
+        """The outcome of one corruption, or of the images as they are (severity 0): kept, or measured now."""
+        facts: Facts = self.source.facts(name, severity) if severity else {"source": "clean"}
+        called = self.source.name(name) if severity else name
+        title = f"{called}-{severity}" if severity else called
+        key = self.model_key.under(facts)
+        outcome = self.store.find(key, title)
+        if outcome is None:
+            start, correct = time.perf_counter(), self._measure(name, severity)
+            outcome = self.store.add(
+                key,
+                title,
+                correct.numpy(),
+                eps=0.0,
+                settings={"corruption": called, "severity": severity, "source": facts["source"]},
+                seed=facts.get("seed", 0),
+                warnings=[*self._model_warnings(), *([DRAWN] if called == "frost-drawn" else [])],
+                seconds=time.perf_counter() - start,
+            )
         self.done += outcome.n
-        self.tell("classifying", self.done, self.total, f"{outcome.entry['attack']} {outcome.accuracy:.2%}")
+        self.progress("classifying", self.done, self.total, f"{title} {outcome.accuracy:.2%}")
         return outcome
 
-    def _measure(self, name: str, severity: int, facts: Facts, asked: str) -> Outcome:
-        began, pictures = time.perf_counter(), self.target.pictures
+    def _measure(self, name: str, severity: int) -> Flags:
+        pictures = self.target.pictures
         if severity:
-            x = self.source.images(name, severity, self.tell)
+            x = self.source.images(name, severity, self.progress)
             pictures = ImageSet(x, pictures.labels, pictures.device)
-        right = accuracy.natural(self.model, pictures, batch_size=self.batch_size, report=self._report).numpy()
-        return self._record(name, severity, facts, asked, right, time.perf_counter() - began)
+        return natural(self.model, pictures, batch_size=self.batch_size, report=self._report)
 
-    def _report(self, settled: int, right: int) -> None:
-        self.tell("classifying", self.done + settled, self.total, "")
+    def _report(self, settled: int, correct: int) -> None:
+        self.progress("classifying", self.done + settled, self.total, "")
 
-    def _record(self, name: str, severity: int, facts: Facts, asked: str, right: FlagArray, seconds: float) -> Outcome:
+    def _model_warnings(self) -> list[str]:
         if self.warnings is None:
             self.warnings = [*self.target.warnings, *sanity.model_warnings(self.model, self.target.pictures)]
-        called = self.source.name(name) if severity else name
-        correct, n, folder = int(right.sum()), len(right), self.target.folder
-        key = identity.digest([asked, self.probe])[:32]
-        settings = {"corruption": called, "severity": severity, "source": facts["source"]}
-        entry = store.sealed({
-            "attack": f"{called}-{severity}" if severity else called, **self.target.tags, "accuracy": correct / n,
-            "interval": list(wilson(correct, n)), "correct": correct, "n": n, "eps": 0.0, "settings": settings,
-            "seed": facts.get("seed", 0), "precision": "fp32",
-            "warnings": [*self.warnings, *([DRAWN] if called == "frost-drawn" else [])], "seconds": round(seconds, 3),
-            "machine": machine(self.target.pictures.device), "flags": f"eval/{key}.npy" if folder else None,
-            "fingerprint": store.fingerprint(right), "key": key, "asked": asked, "probe": self.probe,
-            "pixels": identity.digest([self.about["pixels"], facts]),
-        })  # fmt: skip
-        if folder:
-            store.add(folder, entry, right, FILE)
-        return Outcome(entry, right, reused=False)
+        return self.warnings
 
 
 def _with_interval(mean: float, low: float, high: float) -> str:

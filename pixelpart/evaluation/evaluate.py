@@ -1,44 +1,30 @@
-"""`evaluate`: how many test images a model gets right, as they are and under attack."""
+"""`evaluate`: how many test images a model classifies correctly, as they are and under attack."""
 
-import functools
-import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
-from pixelpart.errors import UserError, unknown
-from pixelpart.evaluation import accuracy, adaptive, identity, store
-from pixelpart.evaluation.attack_spec import (
-    ENGINES,
-    GRADIENT_FREE,
-    AttackSpec,
-    check_radius,
-    choices,
-    facts_of,
-    fitted,
-    in_range,
-    parse_attack,
-    source_of,
-)
+from pixelpart.errors import UserError
+from pixelpart.evaluation.adaptive import check_mask
+from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.journal import Journal
-from pixelpart.evaluation.measuring import Progress, Work, measure
+from pixelpart.evaluation.measure import clean_logits, measure
 from pixelpart.evaluation.result import Outcome, Result
-from pixelpart.evaluation.searching import choose_search
-from pixelpart.evaluation.statistics import wilson
-from pixelpart.evaluation.store import Entry, FlagArray
-from pixelpart.evaluation.target import Target, load_target
+from pixelpart.evaluation.store import ResultKey, ResultStore
+from pixelpart.evaluation.target import load_target
+from pixelpart.evaluation.validate import check_counts, check_gradient, check_model
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.progress import Progress, silent
 from pixelpart.runtime.world import World
+from pixelpart.types import Logits
 from pixelpart.view.borrow import borrowed
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 def evaluate(
@@ -55,38 +41,37 @@ def evaluate(
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     say: Callable[[str], None] = lambda line: None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     data: str | tuple[Tensor, Tensor] | None = None,
     size: int = 0,
     skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,
-    world: World = ALONE,
+    name: str | None = None,
+    world: World = SINGLE_PROCESS,
 ) -> Result:
-    """The accuracy of a model on [0,1] images, under each attack within eps of every pixel, or its own (pgd20@16/255).
+    """The accuracy of a model on [0,1] images under each attack, within eps or the attack's own (pgd20@16/255).
 
-    The model is a Run or an nn.Module, or it is named: a run folder, a .safetensors checkpoint, a .pt2 archive of
-    torch.export, or `module:function`. `data` is a set's name, whose test split is taken, or (images, labels); runs and
-    checkpoints bring their own. `size` and `skip_bad` are those of `data.load`. `images` takes the first so many. A
-    run's results go to its folder, all others to `out` if that is given; what is there already for the same model,
-    pixels and settings is reused, and what was stopped
-    goes on from the samples it had settled. A sample's outcome does not depend on batch_size, but for rounding.
+    The model is a Run, an nn.Module, or the name of a run folder, a .safetensors checkpoint, a .pt2 archive of
+    torch.export or a `module:function`. `data` is the name of a data set, whose test split is used (`size` and
+    `skip_bad` as in `data.load`), or (images, labels); runs and checkpoints bring their own. `images` uses the first n.
 
-    Processes of one world share the images of each attack; all return the same result, and the first one writes.
-    Attacks search in fp32 or bf16, and fp32 decides; "auto" is bf16 on a GPU for AutoAttack and its parts, which go on
-    where fp32 does not confirm, and fp32 for all others. `engine="reference"` hands autoattack to its authors' code.
+    A run's results are kept in its folder, those of a checkpoint in `out`, those of any other model in `out` under
+    `name`. A kept result is reused for the same model, images and settings, and a killed evaluation continues where it
+    stopped. A sample's outcome does not depend on batch_size, apart from rounding.
+
+    Attacks search in fp32 or bf16, and fp32 decides; "auto" is bf16 for AutoAttack and its searches on a GPU, else
+    fp32. `engine="reference"` runs autoattack by its authors' code. The processes of a world share the images of each
+    attack; all return the same result, and the first writes it.
     """
-    names = [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks
-    wanted = [parse_attack(name) for name in dict.fromkeys(names)]
-    if not wanted:
-        raise UserError(f"no attacks named; choose from {choices()}")
-    if any(attack.kind != "natural" for attack in wanted):
-        eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
-    for what, count in (("images", images), ("batch_size", batch_size)):
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise UserError(f"{what} {count!r} is not a whole number above 0")
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
+    names = [attack.strip() for attack in attacks.split(",")] if isinstance(attacks, str) else attacks
+    specs = [
+        parse_attack(attack, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)
+        for attack in dict.fromkeys(names)
+    ]
+    if not specs:
+        raise UserError(f"no attacks requested; choose from {choices()}")
+    check_counts(images=images, batch_size=batch_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,
@@ -97,117 +82,63 @@ def evaluate(
         device=device,
         root=root,
         out=out,
+        name=name,
     )
-    for attack in wanted:
-        check_radius(attack, target.pictures.images[0].numel())
-    tell_facts = functools.partial(
-        facts_of,
-        eps=eps,
-        step_size=step_size,
-        seed=seed,
-        search=choose_search(search, target.pictures.device),
-        gradients="fp32" if search == "auto" else search,
-        engine=engine,
-    )
-    for attack in wanted:
-        tell_facts(attack, config=target.config)  # a mistake in one is told before any is run
-    batch_size = batch_size or default_slots(target.pictures.device)
-    entries = store.read_entries(target.folder) if target.folder else []
-    outcomes: dict[str, Outcome] = {}
-    with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
-        logits = accuracy.check_model(model, target.pictures, probes=identity.PROBES)
-        signature = identity.signature(logits)
-        wanted = [fitted(attack, logits.shape[1], engine=engine, say=say) for attack in wanted]
-        if any(attack.kind not in GRADIENT_FREE for attack in wanted):
-            accuracy.check_gradient(model, target.pictures, probes=identity.PROBES)
-        if any(attack.kind in adaptive.ADAPTIVE for attack in wanted):
-            adaptive.check_mask(model, target.pictures, target.config)
-        about = {"weights": identity.hash_weights(model), "model": identity.describe(model), "precision": "fp32"}
-        about["pixels"] = identity.hash_pixels(target.pictures)
-        looked = functools.cache(lambda look: look(model, target.pictures))  # only if something is measured
-        clean: FlagArray | None = None
-        for attack in wanted:
-            facts = tell_facts(attack, config=target.config)
-            asked = identity.digest([about, facts, source_of(attack, engine=engine)])
-            found = store.find(target.folder, entries, asked=asked, probe=signature) if target.folder else None
-            if bool(world.any_of(torch.tensor([found is None]))):  # one that came later may have found what came since
-                found = None
-            tell = progress or _silent
-            if found:
-                outcome = _recall(attack, target, *found, keep=world.leads)
-                tell(attack.name, outcome.n, outcome.n, outcome.accuracy)
-            else:
-                if attack.kind != "natural" and clean is None:
-                    clean = accuracy.natural(model, target.pictures, batch_size=batch_size).numpy()
-                warnings = [*target.warnings, *looked(sanity.model_warnings)]
-                if attack.kind not in GRADIENT_FREE:
-                    warnings += [
-                        *looked(sanity.gradient_warnings),
-                        *sanity.settings_warnings(facts["eps"], facts["settings"]),
-                    ]
-                file = _journal_file(target, asked, world) if attack.kind != "natural" else None
-                question = _question(attack, target, facts)
-                with Journal(file, asked=asked, probe=signature, question=question) as journal:
-                    work = Work(attack, facts, batch_size, journal, tell, warnings, say)
-                    right = measure(model, target, work, clean, world)
-                    key = {"asked": asked, "probe": signature, "pixels": about["pixels"]}
-                    outcome = _record(work, target, right, key, keep=world.leads)
-                    if world.leads:
-                        journal.discard()
-            outcomes[attack.name] = outcome
-            if attack.kind == "natural":
-                clean = outcome.right
-    return Result(outcomes)
+    store, pictures = ResultStore(target, writes=world.leads), target.pictures
+    batch_size = batch_size or default_slots(pictures.device)
+    with ieee_fp32(pictures.device), borrowed(target.model) as model:
+        probe = check_model(model, pictures)
+        specs = [fit(spec, target, probe.shape[1], say) for spec in specs]
+        if any(spec.needs_gradient for spec in specs):
+            check_gradient(model, pictures)
+        if masks := [spec.mask for spec in specs if spec.mask]:
+            check_mask(model, pictures, masks[0])
+        model_key = ResultKey.of(model, target, probe)
+        keys = {spec.name: model_key.under(spec.key_facts) for spec in specs}
+        outcomes = _kept_results(store, keys, world, progress)
+        missing = [spec for spec in specs if spec.name not in outcomes]
+        warnings = sanity.attack_warnings(model, target, missing)
+        clean: Logits | None = None
+        for spec in missing:
+            with store.partial(keys[spec.name], world) as partial:
+                if clean is None or spec.kind == "natural":
+                    clean = clean_logits(model, pictures, batch_size=batch_size)
+                measured = measure(
+                    model,
+                    pictures,
+                    spec,
+                    clean,
+                    batch_size=batch_size,
+                    settled=partial.settled,
+                    on_settled=partial.add,
+                    progress=progress,
+                    say=say,
+                    world=world,
+                )
+                outcomes[spec.name] = store.add(
+                    keys[spec.name],
+                    spec.name,
+                    measured.correct.numpy(),
+                    eps=spec.eps,
+                    settings=measured.spec.settings,
+                    seed=spec.seed,
+                    warnings=warnings[spec.name] + sanity.square_warnings(measured.after_each, len(pictures)),
+                    seconds=partial.write_seconds(),
+                )
+                if world.leads:
+                    partial.discard()
+    return Result({spec.name: outcomes[spec.name] for spec in specs})
 
 
-def _journal_file(target: Target, asked: str, world: World) -> Path | None:
-    whose = f".{world.rank}-of-{world.size}" if world.size > 1 else ""
-    return target.folder / "eval" / f"{asked[:32]}{whose}.journal" if target.folder else None
-
-
-def _question(attack: AttackSpec, target: Target, facts: Entry) -> str | None:
-    """A hash of what a reader would take for the same question; None where two models cannot be told apart by it."""
-    if not target.tags["checkpoint"]:
-        return None
-    named = [target.tags[name] for name in ("subject", "checkpoint", "dataset", "split")]
-    return identity.digest([attack.name, named, len(target.pictures), facts["eps"], facts["settings"], facts["seed"]])
-
-
-def _record(work: Work, target: Target, right: FlagArray, key: dict[str, Any], *, keep: bool) -> Outcome:
-    """The outcome, written down where there is a folder for it."""
-    facts, correct, n = work.facts, int(right.sum()), len(right)
-    name = identity.digest([key["asked"], key["probe"]])[:32]
-    entry = store.sealed({
-        "attack": work.attack.name, **target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
-        "correct": correct, "n": n, "eps": facts["eps"], "settings": facts["settings"] | work.used,
-        "seed": facts["seed"], "precision": "fp32", "warnings": work.warnings,
-        "seconds": round(work.journal.note_time(), 3), "machine": machine(target.pictures.device),
-        "flags": f"eval/{name}.npy" if target.folder else None, "fingerprint": store.fingerprint(right),
-        "key": name, **key,
-    })  # fmt: skip
-    if target.folder and keep:
-        store.add(target.folder, entry, right)
-    return Outcome(entry, right, reused=False)
-
-
-def _recall(attack: AttackSpec, target: Target, entry: Entry, right: FlagArray, *, keep: bool) -> Outcome:
-    """A stored outcome, entered once more if it stands under another name there: best and last may be one model.
-
-    How the model came is told anew; what was found out about it is in the entry.
-    """
-    kept = [warning for warning in entry["warnings"] if warning != sanity.TRAIN_MODE]
-    named = store.sealed(entry | target.tags | {"attack": attack.name, "warnings": [*target.warnings, *kept]})
-    if named != entry and target.folder and keep:
-        store.add(target.folder, named, right)
-    return Outcome(named, right, reused=True)
-
-
-def _silent(attack: str, done: int, total: int, share: float) -> None:
-    pass
-
-
-def machine(device: torch.device) -> str:
-    """What did the work, in words, without saying whose it is."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+def _kept_results(
+    store: ResultStore, keys: dict[str, ResultKey], world: World, progress: Progress
+) -> dict[str, Outcome]:
+    """The kept results, by attack; one that some process of the world does not find is measured by all."""
+    found = {attack: store.find(key, attack) for attack, key in keys.items()}
+    missing = world.any_of(torch.tensor([outcome is None for outcome in found.values()]))
+    kept = {}
+    for (attack, outcome), absent in zip(found.items(), missing.tolist(), strict=True):
+        if outcome is not None and not absent:
+            kept[attack] = outcome
+            progress(attack, outcome.n, outcome.n, f"{outcome.accuracy:.2%} correct")
+    return kept

@@ -13,9 +13,9 @@ from pixelpart import masks
 from pixelpart.attacks import pgd
 from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.accuracy import logits_of, start_images
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.image_set import ImageSet, start_images
 from pixelpart.evaluation.target import load_target
+from pixelpart.evaluation.validate import logits_of
 from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run

@@ -1,4 +1,4 @@
-"""AutoAttack by its authors' own code, the package pyautoattack: the yardstick for ours."""
+"""AutoAttack by its authors' code, the package pyautoattack: what ours is compared with."""
 
 import contextlib
 import importlib.metadata
@@ -12,54 +12,54 @@ import torch
 from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.accuracy import errs_inside, logits_of
 from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.validate import errs_inside, logits_of
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import Flags
 
-FEWEST = 4  # classes: the targeted loss compares the first logit with the third and the fourth
+FEWEST = 4  # classes: its targeted loss uses the third and the fourth largest logit
 
 
 def under_reference(
-    model: nn.Module, pictures: ImageSet, *, right: Flags, eps: float, version: str, seed: int, batch_size: int
+    model: nn.Module, pictures: ImageSet, *, correct: Flags, eps: float, version: str, seed: int, batch_size: int
 ) -> Flags:
-    """Which of the images that are `right` to begin with stay so; what it returns is judged as our own images are."""
-    with _left_alone(pictures.device):
+    """Which of the correct samples remain correct; the images that the package returns are judged as ours are."""
+    with _restored(pictures.device):
         attack = build(model, pictures.device, eps=eps, version=version, seed=seed)
-    right = right.clone()
-    index = right.nonzero()[:, 0]
+    correct = correct.clone()
+    index = correct.nonzero()[:, 0]
     if len(index):
         x, y = pictures.take(index)
-        aim_at(attack, logits_of(model, x[:1]).shape[1])
-        with _left_alone(pictures.device):
+        limit_targets(attack, logits_of(model, x[:1]).shape[1])
+        with _restored(pictures.device):
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
         with ieee_fp32(pictures.device):
-            for some in torch.arange(len(index)).split(batch_size):
-                here = some.to(x.device)
+            for part in torch.arange(len(index)).split(batch_size):
+                here = part.to(x.device)
                 broken = errs_inside(model, x[here], x_adv[here], y[here], eps=eps)
-                right[index[some[broken.cpu()]]] = False
-    return right
+                correct[index[part[broken.cpu()]]] = False
+    return correct
 
 
 def build(model: nn.Module, device: torch.device, *, eps: float, version: str, seed: int) -> Any:
     try:
         from pyautoattack import AutoAttack
     except ImportError:
-        raise UserError("the engine reference needs pyautoattack: pip install 'pixelpart[reference]'") from None
-    seed %= 2**63  # it goes to torch as it is
+        raise UserError("engine reference needs pyautoattack: pip install 'pixelpart[reference]'") from None
+    seed %= 2**63  # the package passes it to torch
     return AutoAttack(model, norm="Linf", eps=eps, version=version, seed=seed, device=str(device))
 
 
 def release() -> str:
-    """Which version of it is installed, if one is."""
+    """The installed version of the package, or "none"."""
     try:
         return importlib.metadata.version("pyautoattack")
     except importlib.metadata.PackageNotFoundError:
         return "none"
 
 
-def aim_at(attack: Any, classes: int) -> None:
-    """As many targets as there are wrong classes, if those are fewer than its own nine."""
+def limit_targets(attack: Any, classes: int) -> None:
+    """At most as many targets as there are wrong classes; the package's own number is nine."""
     check_classes(classes)
     for part in (attack.apgd_targeted, attack.fab):
         part.n_target_classes = min(part.n_target_classes, classes - 1)
@@ -67,12 +67,12 @@ def aim_at(attack: Any, classes: int) -> None:
 
 def check_classes(classes: int) -> None:
     if classes < FEWEST:
-        raise UserError(f"the engine reference needs {FEWEST} classes or more, for its targets; there are {classes}")
+        raise UserError(f"engine reference needs at least {FEWEST} classes, not {classes}")
 
 
 @contextlib.contextmanager
-def _left_alone(device: torch.device) -> Iterator[None]:
-    """It seeds torch's global generators, warns, logs and takes the tracer away; all is as before on leaving."""
+def _restored(device: torch.device) -> Iterator[None]:
+    """Undoes what the package does to torch's generators, warnings, logging and tracing."""
     logger = logging.getLogger("auto-attack")
     level, tracer = logger.level, sys.gettrace()
     logger.setLevel(logging.CRITICAL)

@@ -1,14 +1,19 @@
-"""What `evaluate` hands back."""
+"""What `evaluate` returns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from pixelpart.evaluation.store import Entry, FlagArray
+import numpy as np
+from numpy.typing import NDArray
+
+Entry = dict[str, Any]  # of eval.json
+FlagArray = NDArray[np.bool_]  # (n,): which samples are classified correctly
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack left: the entry of eval.json, which samples are still right, and whether it was known before."""
+    """The result of one attack: its entry in eval.json, which samples remain correct, and whether it was reused."""
 
     entry: Entry
     right: FlagArray
@@ -33,13 +38,13 @@ class Outcome:
 
     @property
     def warnings(self) -> list[str]:
-        """Why the figure may not mean what it seems to, in words."""
+        """Reasons why the number may be unreliable."""
         return self.entry["warnings"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of every attack asked for, by name and in that order: `result["pgd20"].accuracy`."""
+    """The outcome of every requested attack, by name and in that order: `result["pgd20"].accuracy`."""
 
     outcomes: dict[str, Outcome] = field(repr=False)
 
@@ -61,18 +66,15 @@ class Result:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
 
     def __str__(self) -> str:
-        """A line for each attack, with the seconds it took, "kept" if it was known, and a star where it is warned.
-
-        Below them every warning.
-        """
+        """One line per attack, with its seconds or "kept", and a star if there are warnings; then the warnings."""
         lines: list[str] = []
-        wide = max([12, *map(len, self.outcomes)])
+        width = max([12, *map(len, self.outcomes)])
         warned: dict[str, list[str]] = {}
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
             spent = "kept" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
-            figures = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
-            line = f"{name:<{wide}} {figures}  {spent:>9}"
+            numbers = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
+            line = f"{name:<{width}} {numbers}  {spent:>9}"
             lines.append(f"{line} *" if outcome.warnings else line)
             for warning in outcome.warnings:
                 warned.setdefault(warning, []).append(name)

@@ -1,76 +1,180 @@
-"""Results on disk: eval.json, an entry an attack, and flags by sample under eval/; each file old or new, never torn."""
+"""Results on disk: eval.json with one entry per attack, and one file of per-sample flags per entry under eval/.
 
-import contextlib
-import fcntl
+A result is reused only for the same `ResultKey`, and only if entry and flags pass their checksums. Results of
+corruptions are kept the same way: `ResultStore(target, file="corruptions.json")`, with a key whose `attack` describes
+the corruption.
+"""
+
+import dataclasses
 import hashlib
 import io
 import json
+import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor, nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.identity import agree, digest
-from pixelpart.files import atomic_write
+from pixelpart.evaluation.checks.sanity import TRAIN_MODE
+from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.partial import PartialResult, agree
+from pixelpart.evaluation.result import Entry, FlagArray, Outcome
+from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.target import Target
+from pixelpart.files import atomic_write, exclusive_lock
 from pixelpart.runs import EVAL_SCHEMA
+from pixelpart.runtime.world import World
+from pixelpart.types import Logits
 
-Entry = dict[str, Any]
-FlagArray = NDArray[np.bool_]
+ATTACKS_VERSION = 1  # raised when a change of the code changes outcomes; tests/evaluation/test_version.py asks
 
-# what was asked, as a reader of the file would put it: a newer answer to the same question takes the older one's place
+# An entry that agrees with an older one in these fields replaces it.
 QUESTION = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
 
 
-def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
-    """The entries of a folder's eval.json, none where there is no such file; one that cannot be read is a UserError.
+@dataclass(frozen=True)
+class ResultKey:
+    """All that a kept result depends on.
 
-    An entry that is damaged counts as never written.
+    `model` is the config hash of a run or checkpoint, or the name that the user gave to another model. `probe` is made
+    of logits: it is compared as numbers, since the last bits differ between machines, and is no part of the digest.
     """
+
+    model: str
+    weights: str
+    images: str
+    probe: tuple[float, ...]
+    attack: Mapping[str, Any] = field(default_factory=dict)  # its kind and all its settings, with the seed
+    version: int = ATTACKS_VERSION
+
+    @classmethod
+    def of(cls, model: nn.Module, target: Target, probe: Logits) -> "ResultKey":
+        """The key for a model and its images, without an attack yet."""
+        images = hash_images(target.pictures)
+        return cls(target.identity or "", hash_weights(model), images, tuple(signature(probe)))
+
+    def under(self, attack: Mapping[str, Any]) -> "ResultKey":
+        return dataclasses.replace(self, attack=attack)
+
+    def digest(self) -> str:
+        facts = dataclasses.asdict(self)
+        del facts["probe"]
+        return hash_json(facts)[:32]
+
+
+class ResultStore:
+    """The kept results of one target, in its folder; without a folder nothing is found or written.
+
+    Only the process with `writes` changes files.
+    """
+
+    def __init__(self, target: Target, *, file: str = "eval.json", writes: bool = True) -> None:
+        if target.folder and not target.identity:
+            raise UserError("results of a model that is not a run are kept under a name; give name (--name) with out")
+        self.target, self.folder, self.file, self.writes = target, target.folder, file, writes
+        self.entries = read_entries(self.folder, file) if self.folder else []
+
+    def find(self, key: ResultKey, attack: str) -> Outcome | None:
+        """The kept result, or None. If it was kept under another name (best and last may be one model), adds an entry.
+
+        Warnings about how the model was passed in come from this call, all others from the entry.
+        """
+        for entry in self.entries:
+            if (
+                self.folder
+                and entry.get("key") == key.digest()
+                and complete(entry)
+                and agree(entry["probe"], key.probe)
+            ):
+                flags = read_flags(self.folder, entry)
+                if flags is not None:
+                    kept = [warning for warning in entry["warnings"] if warning != TRAIN_MODE]
+                    warnings = [*self.target.warnings, *kept]
+                    named = sealed(entry | self.target.tags | {"attack": attack, "warnings": warnings})
+                    if named != entry:
+                        self._write(named, flags)
+                    return Outcome(named, flags, reused=True)
+        return None
+
+    def add(
+        self,
+        key: ResultKey,
+        attack: str,
+        flags: FlagArray,
+        *,
+        eps: float,
+        settings: Mapping[str, Any],
+        seed: int,
+        warnings: Iterable[str],
+        seconds: float,
+    ) -> Outcome:
+        """The outcome of a measurement, kept if there is a folder."""
+        correct, n, digest = int(flags.sum()), len(flags), key.digest()
+        entry = sealed({
+            "attack": attack, **self.target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
+            "correct": correct, "n": n, "eps": eps, "settings": dict(settings), "seed": seed, "precision": "fp32",
+            "warnings": list(dict.fromkeys(warnings)), "seconds": round(seconds, 3),
+            "machine": machine(self.target.pictures.device), "flags": f"eval/{digest}.npy" if self.folder else None,
+            "fingerprint": fingerprint(flags), "key": digest, "probe": list(key.probe), "pixels": key.images,
+        })  # fmt: skip
+        self._write(entry, flags)
+        return Outcome(entry, flags, reused=False)
+
+    def partial(self, key: ResultKey, world: World) -> PartialResult:
+        """The tries settled so far for this key, to be continued."""
+        if self.folder is None:
+            return PartialResult()
+        process = f".{world.rank}-of-{world.size}" if world.size > 1 else ""
+        path = self.folder / "eval" / f"{key.digest()}{process}.partial"
+        return PartialResult(path, digest=key.digest(), probe=key.probe)
+
+    def _write(self, entry: Entry, flags: FlagArray) -> None:
+        if self.folder and self.writes:
+            try:
+                add_entry(self.folder, entry, flags, self.file)
+            except OSError as error:
+                raise UserError(f"cannot write results to {self.folder}: {error.strerror}") from None
+
+
+def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
+    """The entries of a folder's eval.json whose checksums are right; [] without a file, a UserError if unreadable."""
     path = folder / file
-    afresh = "move it away to start afresh"
+    hint = "move it away to start afresh"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}; {afresh}") from None
+        raise UserError(f"cannot read {path}: {error}; {hint}") from None
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(f"{path} does not hold a list of results; {afresh}")
+        raise UserError(f"{path} does not hold a list of results; {hint}")
     if (version := content.get("schema_version")) != EVAL_SCHEMA:
-        raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {afresh}")
-    return [_renamed(entry) for entry in entries if intact(entry)]
+        raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {hint}")
+    return [_with_warnings(entry) for entry in entries if intact(entry)]
 
 
-def _renamed(entry: Entry) -> Entry:
-    """An entry of an older version, which called its warnings doubts, as it is written now."""
+def _with_warnings(entry: Entry) -> Entry:
+    """The entry, with `warnings` where an older version wrote `doubts`."""
     if "doubts" not in entry:
         return entry
-    return sealed({("warnings" if field == "doubts" else field): value for field, value in entry.items()})
+    return sealed({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
 
 
-def find(folder: Path, entries: list[Entry], *, asked: str, probe: list[float]) -> tuple[Entry, FlagArray] | None:
-    """The stored result for this question about this very model, with its flags; None where any part of it is amiss."""
-    for entry in entries:
-        if whole(entry) and entry.get("asked") == asked and agree(entry["probe"], probe):
-            flags = read_flags(folder, entry)
-            if flags is not None:
-                return entry, flags
-    return None
-
-
-def add(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -> None:
-    """Writes the flags, then an eval.json with this entry; what it replaces goes."""
+def add_entry(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -> None:
+    """Writes the flags, then eval.json with this entry; entries that it replaces are removed with their flags."""
     buffer = io.BytesIO()
     np.save(buffer, flags, allow_pickle=False)
-    with _alone(folder):
+    with exclusive_lock(folder / "eval" / ".lock", wait=True):
         entries = read_entries(folder, file)
         atomic_write(_flags_file(folder, entry["key"]), buffer.getvalue())
-        stale = [old for old in entries if _replaces(entry, old)]
+        stale = [old for old in entries if all(old.get(name) == entry[name] for name in QUESTION)]
         kept = [old for old in entries if old not in stale]
         text = json.dumps({"schema_version": EVAL_SCHEMA, "entries": [*kept, entry]}, indent=2, allow_nan=False)
         atomic_write(folder / file, text + "\n")
@@ -79,41 +183,82 @@ def add(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -
                 _flags_file(folder, key).unlink(missing_ok=True)
 
 
-def fingerprint(flags: FlagArray) -> str:
-    """A hash of the flags, so that a flipped byte in their file is noticed."""
-    return hashlib.sha256(np.packbits(flags).tobytes() + str(len(flags)).encode()).hexdigest()[:16]
-
-
-def sealed(content: Entry) -> Entry:
-    """The content with a hash of all its fields, so that a flipped byte in them is noticed."""
-    plain = {field: value for field, value in content.items() if field != "sum"}
-    return plain | {"sum": digest(plain)[:16]}
-
-
-def intact(content: Entry) -> bool:
-    """Whether the content is as it was sealed; what an older version wrote has no seal."""
-    return "sum" not in content or content == sealed(content)
-
-
-def _replaces(new: Entry, old: Entry) -> bool:
-    # without a checkpoint's name two models cannot be told apart by the question; there each keeps its own entry
-    fields = QUESTION if new["checkpoint"] else (*QUESTION, "key")
-    return all(old.get(field) == new[field] for field in fields)
-
-
 def read_flags(folder: Path, entry: Entry) -> FlagArray | None:
-    """Which samples an entry counts as right; None where their file is missing, damaged or not what the entry says."""
+    """The flags of an entry; None if their file is missing, corrupt or contradicts the entry."""
     if not _is_key(entry.get("key")):
         return None
     try:
         content = _flags_file(folder, entry["key"]).read_bytes()
         flags = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    except Exception:  # numpy parses the file's head as Python: a flipped byte there fails in many ways
+    except Exception:  # numpy parses the header as Python: a corrupt byte there can raise anything
         return None
     if flags.dtype != np.bool_ or flags.shape != (entry.get("n"),) or entry.get("fingerprint") != fingerprint(flags):
         return None
     correct = int(flags.sum())
     return flags if (entry.get("correct"), entry.get("accuracy")) == (correct, correct / len(flags)) else None
+
+
+# -- checksums
+
+
+def fingerprint(flags: FlagArray) -> str:
+    """A checksum of the flags, kept in their entry."""
+    return hashlib.sha256(np.packbits(flags).tobytes() + str(len(flags)).encode()).hexdigest()[:16]
+
+
+def sealed(content: Entry) -> Entry:
+    """The content with `sum`, a checksum of all its fields."""
+    plain = {name: value for name, value in content.items() if name != "sum"}
+    return plain | {"sum": hash_json(plain)[:16]}
+
+
+def intact(content: Entry) -> bool:
+    """Whether the checksum is right; entries of older versions have none."""
+    return "sum" not in content or content == sealed(content)
+
+
+def hash_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of names, types, shapes and bytes."""
+    total = hashlib.sha256()
+    for name, tensor in named:
+        plain = tensor.detach().cpu().contiguous()
+        total.update(f"{name} {plain.dtype} {tuple(plain.shape)};".encode())
+        total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def hash_weights(model: nn.Module) -> str:
+    """A hash of all parameters and buffers, also of buffers that are not in the state dict."""
+    return hash_tensors([*model.named_parameters(), *model.named_buffers()])
+
+
+def hash_images(pictures: ImageSet) -> str:
+    """A hash of the fp32 images and the labels."""
+
+    def parts() -> Iterator[tuple[str, Tensor]]:
+        for index in torch.arange(len(pictures)).split(1024):
+            x, y = pictures.take(index)
+            yield from (("images", x), ("labels", y.long()))
+
+    return hash_tensors(parts())
+
+
+def signature(logits: Logits) -> list[float]:
+    """Two numbers per probe image that depend on all its logits: fixed pseudo-random weights, summed in float64."""
+    k = logits.shape[1]
+    weights = torch.rand(k, 2, generator=torch.Generator().manual_seed(k), dtype=torch.float64) + 0.5
+    return (logits.cpu().double() @ weights).flatten().tolist()
+
+
+def machine(device: torch.device) -> str:
+    """The hardware and torch version, without a host name."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _flags_file(folder: Path, key: str) -> Path:
@@ -124,27 +269,13 @@ def _is_key(key: Any) -> bool:
     return isinstance(key, str) and re.fullmatch("[0-9a-f]{16,64}", key) is not None
 
 
-def whole(entry: Entry) -> bool:
-    """Whether an entry has what tells whose it is, and its warnings."""
-    return _numbers(entry.get("probe")) and _words(entry.get("warnings")) and isinstance(entry.get("attack"), str)
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-
-
-def _words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits for other evaluations of this folder to finish their write; the lock dies with its process."""
-    try:
-        (folder / "eval").mkdir(parents=True, exist_ok=True)
-        file = open(folder / "eval" / ".lock", "a+")  # noqa: SIM115 (closed below)
-    except OSError as error:
-        raise UserError(f"cannot write results to {folder}: {error.strerror}") from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def complete(entry: Entry) -> bool:
+    """Whether an entry has probe, warnings and attack, each of the right type."""
+    probe, warnings = entry.get("probe"), entry.get("warnings")
+    return (
+        isinstance(entry.get("attack"), str)
+        and isinstance(probe, list)
+        and all(isinstance(number, int | float) for number in probe)
+        and isinstance(warnings, list)
+        and all(isinstance(line, str) for line in warnings)
+    )

@@ -1,6 +1,7 @@
-"""What is evaluated, and on what: a run, a file, a function's model or a module, with test images, on one device."""
+"""What is evaluated: a model, the test images, and the folder that keeps the results."""
 
 import copy
+import inspect
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,34 +15,35 @@ from pixelpart.config import Config, data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.function import make_model
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.runs import Facts, Run, config_of, load_model
+from pixelpart.runtime import usercode
 from pixelpart.runtime.device import choose_device
-from pixelpart.runtime.usercode import parse_name
 
 Data = str | tuple[Tensor, Tensor]
 Kind = Literal["run", "checkpoint", "archive", "function", "module"]
 
 FILES: dict[str, Kind] = {".safetensors": "checkpoint", ".pt2": "archive"}
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
-GIVEN = "given"  # the data set of images that came as tensors
+GIVEN = "given"  # `dataset` and `split` of images that were passed as tensors
 CHOICES = "a run folder, a .safetensors checkpoint of pixelpart, a .pt2 archive of torch.export, or module:function"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model, the pictures it is tried on, how an entry names the two, and the folder that keeps the results.
+    """A model, its test images, the fields of an eval.json entry that name both, and the folder for results.
 
-    `warnings` are about the model as it came, before it met any image.
+    `identity` is what kept results are looked up by, besides weights and images: the config hash of a run or
+    checkpoint, the name that the user gave to another model, or None. `warnings` are about the model as it was passed.
     """
 
     model: nn.Module
     pictures: ImageSet
     tags: dict[str, Any]
     folder: Path | None
+    identity: str | None = None
     warnings: tuple[str, ...] = ()
-    config: Config | None = None  # of a run's model
+    config: Config | None = None  # of a run or checkpoint
 
 
 def load_target(
@@ -55,33 +57,37 @@ def load_target(
     device: torch.device | str | None = None,
     root: str | Path | None = None,
     out: str | Path | None = None,
+    name: str | None = None,
 ) -> Target:
-    """What `evaluate` was given, as a Target; a caller's own model is left where it is.
+    """The arguments of `evaluate` as a Target; the caller's own model is not moved.
 
     `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
     """
     kind = _kind(subject)
     run = subject if isinstance(subject, Run) else Run(Path(subject)) if kind == "run" else None
-    name = "a module" if kind == "module" else str(run.dir if run else subject)
+    shown = "a module" if kind == "module" else str(run.dir if run else subject)
     folder = _folder(out, run)
     if run is None and checkpoint != "best":
-        raise UserError(f"checkpoint {checkpoint!r} is asked of runs alone, and {name} is none")
+        raise UserError(f"checkpoint {checkpoint!r} needs a run folder; {shown} is not one")
+    if name is not None and (kind in ("run", "checkpoint") or folder is None):
+        reason = "needs out (--out FOLDER)" if folder is None else "is for a model that is not a run or checkpoint"
+        raise UserError(f"name {name!r} {reason}")
     config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
     if not isinstance(data, str) and (size or skip_bad):
         raise UserError("--size and --skip-bad need --data folder:PATH")
     if data is None:
         if config is None:
             known = ", ".join(sorted(sets.SETS))
-            raise UserError(f"{name} brings no test images; give data (--data), one of {known}, or (images, labels)")
+            raise UserError(f"{shown} brings no test images; give data (--data), one of {known}, or (images, labels)")
         data, size, skip_bad = config.dataset, config.data_options["size"], config.skip_bad
     elif isinstance(data, str):
-        sets.use(data)  # the caller named it, so it may be code
+        sets.use(data)  # named by the caller, so it may be user code
         if config is not None and data.startswith("folder:"):
             size = size or config.size
     options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
     if config is not None and isinstance(data, str):
         _check_classes(data, config, options)
-    x, y, named = _test_images(data, options, images=images, root=root)
+    x, y, dataset_tags = _test_images(data, options, images=images, root=root)
 
     place = _place(subject, device)
     model: nn.Module
@@ -97,7 +103,7 @@ def load_target(
     _check_dtype(model)
 
     tags = {
-        "subject": None if kind == "module" or (run and folder == run.dir) else name,
+        "subject": name or (None if kind == "module" or (run and folder == run.dir) else shown),
         "checkpoint": checkpoint if run else None,
         "epoch": facts.get("epoch"),
         "weights": facts.get("weights", "raw"),
@@ -105,20 +111,44 @@ def load_target(
     warnings = tuple(sanity.mode_warnings(model)) if kind in ("function", "module") else ()
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
-    return Target(model, ImageSet(x, y, place), tags | named, folder, warnings, config)
+    identity = f"config {config.hash()}" if config else name and f"name {name}"
+    return Target(model, ImageSet(x, y, place), tags | dataset_tags, folder, identity, warnings, config)
+
+
+def make_model(name: str, *, device: torch.device) -> nn.Module:
+    """The nn.Module that the function returns; it is called with `device` if it has such a parameter, else without."""
+    maker = usercode.load_function(name)
+    if isinstance(maker, nn.Module):
+        return maker
+    model = usercode.call(name, **_arguments(name, maker, device))
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{name} returned a {type(model).__name__}; it must return an nn.Module on [0,1] images")
+    return model
+
+
+def _arguments(name: str, maker: Any, device: torch.device) -> dict[str, Any]:
+    try:
+        signature = inspect.signature(maker)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return {}
+    arguments = {"device": device} if "device" in signature.parameters else {}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UserError(f"{name} is called without arguments, or with device only: {error}") from None
+    return arguments
 
 
 def _check_classes(data: str, config: Config, options: dict[str, Any]) -> None:
-    """Labels of a folder are the places of its classes' names, so these have to be the ones that the model learned."""
+    """A UserError if a folder's classes are not those that the model was trained on: labels follow their order."""
     if not config.classes or not data.startswith("folder:"):
         return
-    if (there := sets.find(data, **options).classes) != config.classes:
-        named = " and ".join(", ".join(names) for names in (there, config.classes))
-        raise UserError(f"{data} has other classes than the model learned: {named}")
+    if (found := sets.find(data, **options).classes) != config.classes:
+        raise UserError(f"{data} has classes {', '.join(found)}; the model was trained on {', '.join(config.classes)}")
 
 
 def _kind(subject: Any) -> Kind:
-    """What was named; a UserError tells the choices. Only a string is a function's name, and only if no file has it."""
+    """What the subject is. Only a string can name a function, and only if no file has that name."""
     if isinstance(subject, Run):
         return "run"
     if isinstance(subject, nn.Module):
@@ -129,22 +159,22 @@ def _kind(subject: Any) -> Kind:
     if path.is_dir():
         return "run"
     if isinstance(subject, str) and ":" in subject and not path.exists():
-        parse_name(subject)
+        usercode.parse_name(subject)
         return "function"
     if path.suffix in FILES:
         return FILES[path.suffix]
     if not path.exists():
-        raise UserError(f"{path} is not a run folder: there is nothing of that name; give {CHOICES}")
+        raise UserError(f"{path} is not a run folder: it does not exist; give {CHOICES}")
     if path.suffix in PICKLES:
         raise UserError(
-            f"{path} is not opened: a pickle runs whatever code lies in it; load it in a function of your own and give "
-            "that, as module:function"
+            f"{path} is a pickle, which can run any code when loaded; load it in a function of yours and give "
+            "module:function"
         )
-    raise UserError(f"{path} is a file of another kind; give {CHOICES}")
+    raise UserError(f"{path} is not a kind of file that can be evaluated; give {CHOICES}")
 
 
 def _folder(out: str | Path | None, run: Run | None) -> Path | None:
-    """Where results go: a run's to its own folder unless told otherwise, and nothing else goes there."""
+    """The folder for results: `out`, or the run's own; another run's folder is a UserError."""
     home = run.dir if run else None
     if out is None or (home and Path(out).resolve() == home.resolve()):
         return home
@@ -152,12 +182,12 @@ def _folder(out: str | Path | None, run: Run | None) -> Path | None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot write results to {folder}: it is not a folder")
     if (folder / "config.json").exists():
-        raise UserError(f"{folder} is a run folder and keeps that run's results alone; choose another out")
+        raise UserError(f"{folder} is a run folder and keeps only that run's results; choose another out")
     return folder
 
 
 def _place(subject: Any, device: torch.device | str | None) -> torch.device:
-    """The device asked for; else where a caller's module is; else the best there is."""
+    """The requested device; else that of the caller's module; else the best available."""
     if device is None and isinstance(subject, nn.Module):
         for tensor in chain(subject.parameters(), subject.buffers()):
             return tensor.device
@@ -169,16 +199,16 @@ def _test_images(
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     if isinstance(data, str):
         x, y = sets.load(data, split="test", root=root, **options)
-        named = {"dataset": data_label(data, **options), "split": "test"}
+        tags = {"dataset": data_label(data, **options), "split": "test"}
     else:
         x, y = _pair(data)
-        named = {"dataset": GIVEN, "split": GIVEN}
-    sets.check_pixels(x)  # labels are checked once the model has said how many classes it has
+        tags = {"dataset": GIVEN, "split": GIVEN}
+    sets.check_pixels(x)  # labels are checked once the number of classes is known
     if images is not None and images > len(x):
-        raise UserError(f"images {images} is more than the {len(x)} there are")
+        raise UserError(f"images {images} is more than the {len(x)} available")
     if y.ndim != 1 or len(y) != len(x):
         raise UserError(f"labels have shape {tuple(y.shape)}; {len(x)} images need ({len(x)},)")
-    return x[:images], y[:images], named
+    return x[:images], y[:images], tags
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:
@@ -186,11 +216,13 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
         x, y = data
         return torch.as_tensor(x), torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"data is a {type(data).__name__}; give the name of a set or a pair (images, labels)") from None
+        raise UserError(
+            f"data is a {type(data).__name__}; give the name of a data set or a pair (images, labels)"
+        ) from None
 
 
 def _check_dtype(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise UserError(f"the model's weights are {kind} ({name}); fp32 decides: use model.float()")
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise UserError(f"the model's weights are {dtype} ({name}); evaluation needs fp32: use model.float()")

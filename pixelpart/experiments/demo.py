@@ -26,8 +26,8 @@ def _train_and_evaluate(name: str, out: Path, seed: int, device: torch.device | 
     run = train(recipes.RECIPES[name](seed=seed), out, device=device, screen=screen)
     with screen.bars() as move:
 
-        def show(attack: str, done: int, total: int, share: float) -> None:
-            move(f"{name} {attack}", done, total, f"{share:.1%} right")
+        def show(attack: str, done: int, total: int, note: str) -> None:
+            move(f"{name} {attack}", done, total, note)
 
         result = evaluate(run, attacks=DEFAULT_ATTACKS, device=device, progress=show)
     explain(run, device=device)

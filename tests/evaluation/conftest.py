@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from corners import SET
 from pixelpart import data, models
-from pixelpart.attacks import SEARCHES, VERSIONS
+from pixelpart.attacks import COMBINED, SEARCHES, VERSIONS
 from pixelpart.config import Config
 from pixelpart.evaluation.checks import behaviours, surrogate
 from pixelpart.files import atomic_write
@@ -90,6 +90,7 @@ def short_searches(monkeypatch):
     monkeypatch.setitem(VERSIONS, "standard", short())
     for name, search in short().items():
         monkeypatch.setitem(SEARCHES, name, search)
+    monkeypatch.setitem(COMBINED, "apgd", {name: SEARCHES[name] for name in ("apgd-ce", "apgd-t")})
 
 
 @pytest.fixture

@@ -1,171 +1,194 @@
-"""What an attack is called, what its outcome depends on, and that one question is not taken for another."""
+"""Names of attacks, their settings, and mistakes in them."""
 
-import itertools
+import dataclasses
+import math
 
 import pytest
+import torch
 
-from pixelpart.attacks import ATTACKS, SEARCHES, VERSIONS
+from pixelpart.attacks import COMBINED, SEARCHES, VERSIONS
 from pixelpart.attacks.apgd import apgd_search
+from pixelpart.config import Config, MaskConfig
 from pixelpart.errors import UserError
-from pixelpart.evaluation import attack_spec, identity
-from pixelpart.evaluation.attack_spec import AUTOATTACKS, ENGINES, choices, facts_of, parse_attack, source_of
+from pixelpart.evaluation import reference
+from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, choices, fit, parse_attack
+from pixelpart.evaluation.evaluate import evaluate
+from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.store import hash_json
+from pixelpart.evaluation.target import Target
 
-NAMES = ["natural", "pgd20", "pgd20x5", "mma20", *SEARCHES, *AUTOATTACKS]
-LIMITS = {"eps": 0.03, "step_size": 0.01, "seed": 4, "search": "fp32", "engine": "own"}
-
-
-def question(name, **changes):
-    """The hash of all that an outcome depends on besides model and images."""
-    limits = LIMITS | changes
-    attack = parse_attack(name)
-    return identity.digest([facts_of(attack, **limits), source_of(attack, engine=limits["engine"])])
+HIGH, LOW = 12 / 255, 8 / 255
+GIVEN = {"eps": 0.03, "step_size": 0.01, "seed": 4}
+MASK = {"cam": "gradcam", "layer": "features", "rule": "mean", "target": "predicted"}
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_goes_by_its_name_and_is_its_only_part(name):
-    attack = parse_attack(name)
-    assert (attack.name, attack.kind) == (name, name)
-    assert attack.parts == {name: SEARCHES[name]}
+def fitted(name, *, classes=10, device="cpu", config=None, **changes):
+    pictures = ImageSet(torch.zeros(1, 3, 6, 6), torch.zeros(1), torch.device(device))
+    target = Target(torch.nn.Identity(), pictures, {}, None, config=config)
+    return fit(parse_attack(name, **GIVEN | changes), target, classes, say=lambda line: None)
 
 
-@pytest.mark.parametrize(("name", "version"), [("autoattack", "standard"), ("autoattack-plus", "plus")])
-def test_autoattack_is_made_of_its_versions_parts_in_their_order(name, version):
-    attack = parse_attack(name)
-    assert attack.kind == "autoattack"
-    assert list(attack.parts.items()) == list(VERSIONS[version].items())
+def facts(name, **changes):
+    return hash_json(fitted(name, **changes).key_facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "steps", "restarts", "norm", "eps"),
+    [
+        ("natural", "natural", 0, 0, "linf", 0.0),
+        ("pgd20", "pgd", 20, 1, "linf", 0.03),
+        ("pgd20x5@1", "pgd", 20, 5, "linf", 1.0),
+        ("mma7x2@16/255", "mma", 7, 2, "linf", 16 / 255),
+        ("apgd-ce@0.1", "apgd-ce", 0, 0, "linf", 0.1),
+        ("autoattack", "autoattack", 0, 0, "linf", 0.03),
+        ("autoattack-plus@16/255", "autoattack-plus", 0, 0, "linf", 16 / 255),
+        ("apgd", "apgd", 0, 0, "linf", 0.03),
+        ("apgd-l2", "apgd-l2", 0, 0, "l2", 0.5),
+        ("apgd-t-l2@2", "apgd-t-l2", 0, 0, "l2", 2.0),
+        ("apgd-l1", "apgd-l1", 0, 0, "l1", 12.0),
+        ("adaptive-pgd20", "adaptive-pgd", 20, 1, "linf", HIGH),
+        ("adaptive-mma100x2", "adaptive-mma", 100, 2, "linf", HIGH),
+        ("adaptive-in40x3@4/255", "adaptive-in", 40, 3, "linf", 4 / 255),
+    ],
+)
+def test_a_name_gives_kind_steps_restarts_norm_and_eps(name, kind, steps, restarts, norm, eps):
+    spec = parse_attack(name, **GIVEN)
+    found = (spec.name, spec.kind, spec.steps, spec.restarts, spec.norm, spec.eps)
+    assert found == (name, kind, steps, restarts, norm, eps)
+
+
+def test_names_of_searches_give_their_searches_in_order():
+    tables = {"autoattack": VERSIONS["standard"], "autoattack-plus": VERSIONS["plus"], **COMBINED}
+    tables |= {name: {name: search} for name, search in SEARCHES.items()}
+    for name, searches in tables.items():
+        assert list(parse_attack(name).searches.items()) == list(searches.items())
+        assert name in choices()
 
 
 @pytest.mark.parametrize(
     "name",
-    ["autoattack5", "autoattack-", "AutoAttack", "apgd", "apgd-ce20", "fab-tx2", "standard", "plus", "square100"],
+    ["pgd", "pgd0", "pgd20x0", "pgd20x", "pgd-1", "PGD20", "fgsm", "", "pgd2 ", "pgd٣", "mma", "autoattack5", "square9",
+     "apgd-l3@1", "@1", "adaptive", "adaptive-pgd", "adaptive-in0", None, 5, b"pgd20"],
+)  # fmt: skip
+def test_an_unknown_attack_is_reported_with_the_choices(name):
+    expected = r"natural, pgdK, pgdKxR, mmaK, mmaKxR .*, adaptive-inK, apgd-ce, .*, autoattack-plus; NAME@EPS"
+    with pytest.raises(UserError, match=rf"unknown attack .* choose from {expected}"):
+        parse_attack(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("natural@8/255", "natural changes no pixel and takes no eps"),
+        ("pgd20@", "'' is not a number or a fraction"),
+        ("pgd20@1/0", "'1/0' is not a number or a fraction"),
+        ("pgd20@8", "pgd20's eps 8 is not above 0 and at most 1; 8 of 255 levels is 8/255"),
+        ("pgd20@0", "pgd20's eps 0 is not above 0"),
+        ("apgd-l1@-1", "apgd-l1's eps -1 is not above 0$"),
+        ("apgd-l2@nan", "'nan' is not a finite number"),
+        ("adaptive-mma20@16/255", "adaptive-mma20 takes no eps; the paper fixes its budget, 12/255 and 8/255"),
+    ],
 )
-def test_what_is_like_a_name_is_none(name):
-    with pytest.raises(UserError, match=f"unknown attack '{name}'; choose from natural, "):
+def test_a_wrong_eps_in_a_name_is_reported(name, message):
+    with pytest.raises(UserError, match=message):
         parse_attack(name)
 
 
-@pytest.mark.parametrize("name", [None, 5, 2.5, ("pgd20",), b"pgd20"])
-def test_what_is_no_string_is_an_unknown_attack(name):
-    with pytest.raises(UserError, match="unknown attack"):
-        parse_attack(name)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({"eps": eps}, "one number for all pixels") for eps in (torch.full((1, 1, 6, 6), 0.03), "8/255", None, True)),
+        *(({"eps": eps}, "eps .* is not above 0 and at most 1") for eps in (0, -0.1, 1.01, 8, math.nan, math.inf)),
+        ({"step_size": 0}, "step_size 0 is not above 0"),
+        ({"search": "fp16"}, "unknown search 'fp16'; choose from auto, bf16, fp32"),
+        ({"engine": "theirs"}, "unknown engine 'theirs'; choose from own, reference"),
+    ],
+)
+def test_wrong_settings_are_reported(change, message):
+    with pytest.raises(UserError, match=message):
+        parse_attack("pgd20", **GIVEN | change)
 
 
-def test_all_that_may_be_asked_for_is_told():
-    told = choices()
-    for name in ("natural", *SEARCHES, *AUTOATTACKS, *(f"{kind}K" for kind in ATTACKS)):
-        assert name in told
+@pytest.mark.parametrize(("name", "most"), [("apgd-ce-l2", 10.3923), ("apgd-ce-l1", 108)])
+def test_a_ball_that_contains_all_images_is_refused(name, most):
+    with pytest.raises(UserError, match=rf"{name}'s eps 109 is not above 0 and at most {most}"):
+        fitted(f"{name}@109")
 
 
-def test_no_name_stands_for_two_things():
-    names = [*SEARCHES, *AUTOATTACKS, "natural", *ATTACKS]
-    assert len(set(names)) == len(names)
+def test_a_search_that_needs_three_classes_is_refused_for_two_before_any_attack_runs(plane, pair):
+    with pytest.raises(UserError, match="apgd-dlr needs at least 3 classes, not 2"):
+        evaluate(plane, data=pair, attacks="natural,apgd-dlr", progress=pytest.fail)
 
 
-# -- facts
+@pytest.mark.parametrize("name", [*SEARCHES, *COMBINED])
+def test_the_reference_runs_only_autoattack(name):
+    with pytest.raises(UserError, match=f"engine reference runs only autoattack, autoattack-plus, not {name}"):
+        parse_attack(name, engine="reference")
+    assert parse_attack("pgd20", engine="reference").engine == "own"
 
 
-def test_nothing_that_was_set_changes_natural():
-    facts = [
-        facts_of(parse_attack("natural"), **LIMITS | change)
-        for change in ({}, {"eps": 0.5}, {"seed": 9}, {"engine": "reference"}, {"search": "bf16"})
-    ]
-    assert all(fact == facts[0] for fact in facts)
-    assert facts[0]["settings"] == {}
+def test_auto_is_bf16_only_for_searches_on_a_gpu():
+    found = {(name, d): fitted(name, device=d).precision for name in ("autoattack", "pgd3") for d in ("cpu", "cuda")}
+    assert found == {key: "bf16" if key == ("autoattack", "cuda") else "fp32" for key in found}
+    assert fitted("pgd3", search="bf16").precision == fitted("apgd-ce", search="bf16").precision == "bf16"
+    assert fitted("autoattack", search="bf16", engine="reference").precision == "fp32"
 
 
-def test_the_facts_of_a_search_are_its_own_counts_and_no_step_size():
-    facts = facts_of(parse_attack("apgd-t"), **LIMITS)
-    assert facts["settings"] == {
-        "engine": "own",
-        "search": "fp32",
-        "parts": {"apgd-t": {"steps": 101, "targets": 9, "restarts": 1}},
-    }
-    assert (facts["kind"], facts["eps"], facts["seed"]) == ("apgd-t", 0.03, 4)
+def test_settings_are_those_of_eval_json():
+    assert fitted("natural").settings == {}
+    assert fitted("pgd20x5").settings == {"steps": 20, "step_size": 0.01, "restarts": 5}
+    assert fitted("pgd2", search="bf16").settings["search"] == "bf16"
+    searches = {"apgd-t-l2": {"steps": SEARCHES["apgd-t-l2"].steps, "targets": 9, "restarts": 1}}
+    expected = {"engine": "own", "search": "fp32", "parts": searches, "norm": "l2"}
+    assert fitted("apgd-t-l2").settings == expected
+    steps = {"steps": 20, "step_size": 0.01, "restarts": 1}
+    assert fitted("adaptive-pgd20").settings == steps | {"mask": MASK, "eps_low": LOW}
+    assert fitted("adaptive-in20").settings == steps | {"mask": MASK}
 
 
-def test_the_facts_of_pgd_are_as_they_were_before_there_were_engines():
-    facts = facts_of(parse_attack("pgd20x5"), **LIMITS)
-    assert facts["settings"] == {"steps": 20, "step_size": 0.01, "restarts": 5}
+# -- what the key of a result depends on
 
 
-@pytest.mark.parametrize("name", AUTOATTACKS)
-def test_the_reference_searches_in_fp32(name):
-    settings = facts_of(parse_attack(name), **LIMITS | {"engine": "reference", "search": "bf16"})["settings"]
-    assert (settings["engine"], settings["search"]) == ("reference", "fp32")
+def test_no_two_attacks_have_the_same_key():
+    names = ["natural", "pgd20", "pgd20x5", "mma20", "adaptive-in20", *SEARCHES, *COMBINED, *AUTOATTACKS]
+    assert len({facts(name) for name in names}) == len(names)
+    assert facts("pgd20@0.03") == facts("pgd20")
+    assert facts("natural") == facts("natural", eps=0.5, seed=9, engine="reference", search="bf16")
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_the_reference_runs_no_part_alone(name):
-    with pytest.raises(UserError, match=f"runs autoattack, autoattack-plus alone, not {name}"):
-        facts_of(parse_attack(name), **LIMITS | {"engine": "reference"})
-
-
-# -- questions
-
-
-def test_no_two_attacks_are_one_question():
-    hashes = {name: question(name) for name in NAMES}
-    assert len(set(hashes.values())) == len(hashes)
-
-
-@pytest.mark.parametrize("name", ["autoattack", "apgd-ce", "square", "autoattack-plus"])
-def test_each_setting_of_a_search_makes_another_question(name):
+@pytest.mark.parametrize("name", ["autoattack", "square", "pgd20", "adaptive-in20"])
+def test_each_setting_changes_the_key(name):
     changes = [{}, {"eps": 0.04}, {"seed": 5}, {"search": "bf16"}]
-    hashes = [question(name, **change) for change in changes]
-    assert len(set(hashes)) == len(changes)
-    assert question(name, step_size=0.02) == hashes[0]  # it has none
+    keys = {facts(name, **change) for change in changes}
+    assert len(keys) == len(changes)
+    assert (facts(name, step_size=0.02) in keys) == (name in SEARCHES or name in AUTOATTACKS)
 
 
-def test_each_engine_is_asked_a_question_of_its_own():
-    assert ENGINES == ("own", "reference")
-    assert question("autoattack") != question("autoattack", engine="reference")
-    assert question("autoattack", engine="reference", search="bf16") == question("autoattack", engine="reference")
+def test_another_search_engine_or_release_changes_the_key(monkeypatch):
+    keys = {facts("autoattack"), facts("autoattack", engine="reference")}
+    for change in ({"steps": 50}, {"targets": 3}, {"restarts": 2}):
+        search = apgd_search(**{"steps": 100, "targets": 9} | change)
+        monkeypatch.setitem(VERSIONS, "standard", VERSIONS["standard"] | {"apgd-t": search})
+        keys.add(facts("autoattack"))
+    monkeypatch.setattr(reference, "release", lambda: "0.3.0")
+    assert facts("autoattack", engine="reference") not in keys
+    assert len(keys) == 5
 
 
-@pytest.mark.parametrize(("name", "version"), AUTOATTACKS.items())
-def test_both_engines_run_the_same_searches(name, version):
-    own, reference = (
-        list(facts_of(parse_attack(name), **LIMITS | {"engine": engine})["settings"]["parts"]) for engine in ENGINES
-    )
-    assert own == reference == list(VERSIONS[version])
+def test_the_mask_of_the_run_changes_the_key_of_adaptive_attacks_only():
+    def with_mask(name, **mask):
+        return facts(name, config=Config(mask=MaskConfig(**mask)))
+
+    other = {"cam": "layercam", "layer": "layer3", "rule": "quantile:0.7", "target": "label"}
+    for kind in ADAPTIVE:
+        plain = with_mask(f"{kind}20", rule="mean")
+        assert plain == facts(f"{kind}20") == with_mask(f"{kind}20") == with_mask(f"{kind}20", rule="mean", every=10)
+        keys = {with_mask(f"{kind}20", **{"rule": "mean", name: value}) for name, value in other.items()}
+        assert len({plain, *keys}) == 5
+    assert with_mask("pgd20", rule="mean") == with_mask("pgd20", rule="zscore")
 
 
-def test_another_make_of_a_part_is_another_question(monkeypatch):
-    first = question("autoattack")
-    seen = {first}
-    for steps, targets, restarts in itertools.product((50, 100), (3, 9), (1, 2)):
-        part = apgd_search(steps=steps, targets=targets, restarts=restarts)
-        monkeypatch.setitem(VERSIONS, "standard", VERSIONS["standard"] | {"apgd-t": part})
-        seen.add(question("autoattack"))
-    assert len(seen) == 8
-    monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": VERSIONS["standard"]["apgd-ce"]})
-    assert question("autoattack") not in seen
-
-
-def files_in(sources):
-    """The names of pixelpart's files whose text a question holds."""
-    return {name for item in sources if isinstance(item, dict) for name in item}
-
-
-@pytest.mark.parametrize("name", ["autoattack", *SEARCHES])
-def test_the_text_of_every_file_that_a_search_is_made_of_is_in_its_question(name):
-    needed = {"attacks.sweep", "attacks.search", "attacks.apgd", "attacks.fab", "attacks.square", "attacks.ball"}
-    needed |= {"attacks.mm3", "draws", "losses", "frozen", "precision", "graphs", "fusing"}
-    assert {f"pixelpart.{file}" for file in needed} <= files_in(source_of(parse_attack(name)))
-
-
-def test_another_release_of_the_reference_is_another_question_and_none_for_our_own(monkeypatch):
-    before = question("autoattack", engine="reference"), question("autoattack")
-    monkeypatch.setattr(attack_spec, "release", lambda: "0.3.0")
-    assert question("autoattack", engine="reference") != before[0]
-    assert question("autoattack") == before[1]
-
-
-def test_the_file_that_runs_the_reference_is_in_its_question():
-    sources = source_of(parse_attack("autoattack"), engine="reference")
-    assert any("run_standard_evaluation" in item["function"] for item in sources if "function" in item)
-
-
-def test_the_release_of_the_reference_is_that_of_the_package():
-    pytest.importorskip("pyautoattack")
-    assert attack_spec.release() == "0.2.0"
+def test_specs_are_plain_values():
+    spec = fitted("pgd20x5")
+    assert dataclasses.replace(spec, seed=4) == spec
+    assert dataclasses.replace(spec, seed=5) != spec

@@ -15,7 +15,8 @@ from pixelpart import data
 from pixelpart.cli.main import main
 from pixelpart.data.corruptions import CORRUPTIONS, corrupt, frost, source
 from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy, store
+from pixelpart.evaluation import corruptions as corruptions_module
+from pixelpart.evaluation import store
 from pixelpart.evaluation.corruptions import DRAWN, Corrupted, corruptions
 from pixelpart.evaluation.result import Outcome
 from pixelpart.evaluation.statistics import wilson
@@ -40,7 +41,8 @@ def some(net):
 @pytest.fixture
 def ask(net, some, tmp_path):
     def ask(model=net, *, given=some, names="fog,contrast", severities=(1, 5), **settings):
-        return corruptions(model, data=given, names=names, severities=severities, out=tmp_path / "out", **settings)
+        kept = {"out": tmp_path / "out", "name": "net"}
+        return corruptions(model, data=given, names=names, severities=severities, **kept | settings)
 
     return ask
 
@@ -138,7 +140,7 @@ def test_progress_goes_over_all_cells(ask):
 
 def test_a_second_call_has_everything_again(ask, tmp_path, monkeypatch):
     first = ask()
-    monkeypatch.setattr(accuracy, "natural", None)
+    monkeypatch.setattr(corruptions_module, "natural", None)
     monkeypatch.setattr(source, "corrupt", None)
     before = (tmp_path / "out" / "corruptions.json").read_bytes()
     second = ask()
@@ -156,7 +158,7 @@ def test_more_is_added_to_what_is_there(ask, tmp_path):
 
 
 def test_what_was_stopped_goes_on(ask, monkeypatch):
-    natural, calls = accuracy.natural, []
+    natural, calls = corruptions_module.natural, []
 
     def stopped(*args, **settings):
         calls.append(1)
@@ -164,7 +166,7 @@ def test_what_was_stopped_goes_on(ask, monkeypatch):
             raise KeyboardInterrupt
         return natural(*args, **settings)
 
-    monkeypatch.setattr(accuracy, "natural", stopped)
+    monkeypatch.setattr(corruptions_module, "natural", stopped)
     with pytest.raises(KeyboardInterrupt):
         ask()
     assert reused(ask()) == [True, True, True, False, False]
@@ -175,11 +177,11 @@ def test_another_model_other_images_and_another_generator_are_asked_anew(ask, ne
     other = copy.deepcopy(net)
     with torch.no_grad():
         other.linear.bias[0] += 1e-3
-    assert not any(reused(ask(other)))
+    assert not any(reused(ask(other, name="other")))
     assert all(reused(ask()))
     x = some[0].clone()
     x[0, 0, 0, 0] ^= 1
-    assert not any(reused(ask(given=(x, some[1]))))
+    assert not any(reused(ask(given=(x, some[1]), name="moved")))
     monkeypatch.setattr(source, "generator_version", lambda: "another")
     assert reused(ask()) == [True, False, False, False, False]
 
@@ -203,7 +205,7 @@ def test_a_flipped_flag_is_noticed(ask, tmp_path):
         ({"severities": (1.0,)}, "unknown severity 1.0; choose from 1, 2, 3, 4, 5"),
         ({"severities": ()}, "no severities named"),
         ({"images": 0}, "images 0 is not a whole number above 0"),
-        ({"images": 99}, "images 99 is more than the 24 there are"),
+        ({"images": 99}, "images 99 is more than the 24 available"),
         ({"batch_size": True}, "batch_size True is not a whole number above 0"),
         ({"folder": "nowhere"}, "no file nowhere/labels.npy"),
         ({"frost": "nowhere"}, "nowhere lacks frost1.png"),

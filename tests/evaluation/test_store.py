@@ -1,8 +1,8 @@
+"""When a kept result is reused, and that a damaged file never gives a number."""
+
 import copy
-import functools
-import importlib
+import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,287 +10,152 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart.attacks import ATTACKS, Attack, pgd
+from pixelpart import models
 from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy
+from pixelpart.evaluation import evaluate as evaluate_module
 from pixelpart.evaluation.evaluate import evaluate
+from pixelpart.evaluation.partial import agree
+from pixelpart.evaluation.store import ResultKey, hash_tensors, hash_weights, read_entries, sealed, signature
 from pixelpart.runs import load_checkpoint, save_checkpoint
 
-
-class Wrapper(nn.Module):
-    """Another model with the same weights: a function of the inner one's logits that no setting shows."""
-
-    def __init__(self, inner, after):
-        super().__init__()
-        self.inner, self.table = inner, {"after": after}
-
-    def forward(self, x):
-        return self.table["after"](self.inner(x))
-
-
-class Scaled(nn.Module):
-    def __init__(self, inner, scale):
-        super().__init__()
-        self.inner, self.scale = inner, scale
-
-    def forward(self, x):
-        return self.inner(x) * self.scale
+KEY = ResultKey("name a", "weights", "images", (1.0, 2.0), {"kind": "pgd", "eps": 0.03, "settings": {"steps": 3}})
 
 
 @pytest.fixture
-def ask(pair, tmp_path):
-    """Evaluates into one folder; says for each attack whether an earlier result was reused."""
+def reused(pair, tmp_path):
+    """Evaluates into one folder; returns for each attack whether a kept result was reused."""
 
-    def ask(model, *, data=pair, attacks=("natural", "pgd3"), eps=0.03, **settings):
-        result = evaluate(model, data=data, attacks=attacks, eps=eps, out=tmp_path, **settings)
-        return [result[name].reused for name in result]
+    def call(model, *, data=pair, attacks=("natural", "pgd3"), eps=0.03, name="model", **settings):
+        result = evaluate(model, data=data, attacks=attacks, eps=eps, out=tmp_path, name=name, **settings)
+        return [result[attack].reused for attack in result]
 
-    return ask
+    return call
 
 
-def test_the_same_call_twice_reuses_all_and_leaves_the_files_alone(ask, net, tmp_path, monkeypatch):
-    assert ask(net) == [False, False]
+# -- keys
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": "name b"}, {"weights": "other"}, {"images": "other"}, {"version": KEY.version + 1},
+     {"attack": {"kind": "pgd", "eps": 0.03, "settings": {"steps": 4}}}],
+)  # fmt: skip
+def test_every_field_but_the_probe_changes_the_digest(change):
+    assert dataclasses.replace(KEY, **change).digest() != KEY.digest()
+    assert dataclasses.replace(KEY, probe=(1.0, 2.0000001)).digest() == KEY.digest()
+
+
+def test_weights_hash_sees_name_shape_type_value_and_buffers_outside_the_state_dict():
+    base = torch.arange(6.0)
+    variants = [("a", base), ("b", base), ("a", base.view(2, 3)), ("a", base.int()), ("a", base + 1)]
+    assert len({hash_tensors([variant]) for variant in variants}) == len(variants)
+    plain, scaled = (models.build("tiny-cnn", mean=mean, std=(0.5,) * 3) for mean in ((0.4,) * 3, (0.5,) * 3))
+    assert hash_weights(plain) != hash_weights(scaled)
+
+
+def test_signatures_agree_up_to_rounding_and_depend_on_every_class():
+    logits = torch.randn(8, 10, generator=torch.Generator().manual_seed(0))
+    base = signature(logits)
+    assert agree(base, signature(logits * (1 + 1e-6)))
+    for k in range(10):
+        other = logits.clone()
+        other[0, k] += 0.01
+        assert not agree(base, signature(other))
+
+
+# -- reuse
+
+
+def test_the_same_call_reuses_all_results_and_touches_no_file(reused, net, tmp_path, monkeypatch):
+    assert reused(net) == [False, False]
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.*")}
-    monkeypatch.setattr(accuracy, "natural", None)
-    monkeypatch.setattr(accuracy, "under_attack", None)
-    assert ask(net) == [True, True]
+    monkeypatch.setattr(evaluate_module, "measure", None)
+    assert reused(net, batch_size=5) == [True, True]
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*.*")}
 
 
-def test_a_reused_result_equals_the_first(pair, net, tmp_path):
-    first, second = (evaluate(net, data=pair, out=tmp_path, eps=0.03) for _ in range(2))
-    assert first.entries == second.entries
-    assert all(np.array_equal(first.flags[name], second.flags[name]) for name in first)
-
-
-def test_an_equal_copy_and_another_batch_size_are_the_same_question(ask, net):
-    ask(net)
-    assert ask(copy.deepcopy(net).train(), batch_size=5) == [True, True]
-
-
-def test_any_changed_weight_or_buffer_is_another_model(ask, net):
-    ask(net)
+def test_any_changed_weight_or_buffer_is_another_model(reused, net):
+    reused(net)
+    assert reused(copy.deepcopy(net).train()) == [True, True]
     for tensor in (net.linear.bias, net.bn.running_mean):
         with torch.no_grad():
             tensor[0] += 1e-6
-        assert ask(net) == [False, False]
-
-
-def test_changed_settings_are_another_question(ask, net):
-    ask(net)
-    assert ask(net, eps=0.031) == [True, False]
-    assert ask(net, seed=1) == [True, False]
-    assert ask(net, step_size=1 / 255) == [True, False]
-    assert ask(net, attacks=("natural", "pgd4", "pgd3x2")) == [True, False, False]
-    assert ask(net, images=39) == [False, False]
-    assert ask(net) == [True, True]
-
-
-def test_changed_pixels_or_labels_are_another_question(ask, net, pair):
-    x, y = pair
-    ask(net)
-    other = x.clone()
-    other[39, 2, 5, 5] += 1e-4
-    assert ask(net, data=(other, y)) == [False, False]
-    other = y.clone()
-    other[39] = 1 - other[39]
-    assert ask(net, data=(x, other)) == [False, False]
-
-
-def test_pixels_count_not_the_type_they_come_in(ask, net, pair):
-    x, y = (pair[0] * 255).byte(), pair[1]
-    assert ask(net, data=(x, y)) == [False, False]
-    assert ask(net, data=(x.float() / 255, y.int())) == [True, True]
-
-
-def test_a_wrapper_with_the_same_weights_is_another_model(ask, net):
-    changes = {
-        "as it is": lambda z: z * 1.0,
-        "scaled": lambda z: z * 1.001,
-        "rounded": lambda z: z.detach().round(decimals=1) + z * 0.0,
-        "last class": lambda z: z + torch.tensor([0, 0, 0, 0, 0.01]),
-        "swapped": lambda z: z.flip(1),
-    }
-    for after in changes.values():
-        assert ask(Wrapper(net, after)) == [False, False]
-    for after in changes.values():
-        assert ask(Wrapper(net, after)) == [True, True]
-
-
-def test_what_rounds_pixels_to_levels_is_another_model_though_the_images_are_at_levels_already(ask, net, pair):
-    """By a hook, which is not in the key: only probes off the levels see it."""
-    data = (pair[0] * 255).byte(), pair[1]
-    assert ask(net, data=data) == [False, False]
-    net.register_forward_pre_hook(lambda module, inputs: ((inputs[0] * 255).round() / 255,))
-    assert ask(net, data=data) == [False, False]
-
-
-def test_a_changed_helper_in_the_file_of_a_model_is_another_model(ask, net, tmp_path, monkeypatch):
-    """It may change the gradient alone, which no probe sees."""
-    monkeypatch.syspath_prepend(tmp_path)
-    for body, expected in (("x", False), ("x", True), ("x.detach() + 0 * x", False)):
-        own = "class Own(nn.Module):\n    def forward(self, x): return self.inner(before(x))"
-        (tmp_path / "helped.py").write_text(f"from torch import nn\ndef before(x): return {body}\n{own}\n")
-        sys.modules.pop("helped", None)
-        model = importlib.import_module("helped").Own()
-        model.inner = net
-        assert ask(model) == [expected] * 2
-
-
-def test_a_plain_setting_of_a_module_is_part_of_the_model(ask, net):
-    ask(Scaled(net, 1.0))
-    assert ask(Scaled(net, 1.0 + 1e-9)) == [False, False]
-    assert ask(Scaled(net, 1.0)) == [True, True]
-
-
-def test_changed_source_is_another_model(ask, net):
-    space = {"Scaled": Scaled}
-    for text, expected in (("x * 1.0", False), ("x * 1.0", True), ("x / 1.0", False)):
-        exec(f"class Typed(Scaled):\n  def forward(self, x): return Scaled.forward(self, {text})", space)
-        assert ask(space["Typed"](net, 1.0)) == [expected] * 2
-
-
-def test_an_attack_whose_entry_in_the_table_changed_is_another_question(ask, net, monkeypatch):
-    margin, dlr = (Attack(functools.partial(pgd, loss=loss)) for loss in ("margin", "dlr"))
-    for attack, expected in ((margin, False), (margin, True), (dlr, False), (margin, True)):
-        monkeypatch.setitem(ATTACKS, "own", attack)
-        assert ask(net, attacks=["own3"]) == [expected]
-
-
-def test_results_of_other_models_are_kept_beside(ask, net, plane, tmp_path):
-    ask(net)
-    ask(plane)
-    assert len(json.loads((tmp_path / "eval.json").read_text())["entries"]) == 4
-    assert ask(net) == [True, True]
-
-
-def spoil_cut(path):
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def spoil_flip(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    content[-2] ^= 1
-    path.write_bytes(content)
-
-
-def spoil_length(path):
-    np.save(path, np.load(path)[:-1])
-
-
-def spoil_type(path):
-    np.save(path, np.load(path).astype(np.int8))
-
-
-def spoil_pickle(path):
-    np.save(path, np.array([print], dtype=object), allow_pickle=True)
-
-
-def spoil_head(path):
-    path.write_bytes(path.read_bytes().replace(b")", b"\t", 1))
-
-
-def spoil_empty(path):
-    path.write_bytes(b"")
+        assert reused(net) == [False, False]
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [spoil_cut, spoil_flip, spoil_length, spoil_type, spoil_pickle, spoil_head, spoil_empty, Path.unlink],
-)
-def test_flags_that_are_gone_or_spoilt_are_computed_again(spoil, ask, net, tmp_path):
-    ask(net)
-    entries = json.loads((tmp_path / "eval.json").read_text())["entries"]
-    path = tmp_path / entries[1]["flags"]
-    intact = path.read_bytes()
-    spoil(path)
-    assert ask(net) == [True, False]
-    assert path.read_bytes() == intact
-    assert len(json.loads((tmp_path / "eval.json").read_text())["entries"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("accuracy", 1.0),
-        ("correct", 40),
-        ("n", 41),
-        ("key", 7),
-        ("probe", None),
-        ("probe", []),
-        ("warnings", None),
-        ("warnings", [3]),
-    ],
-)
-def test_an_entry_that_contradicts_its_flags_is_computed_again(field, value, ask, net, tmp_path):
-    ask(net)
-    path = tmp_path / "eval.json"
-    content = json.loads(path.read_text())
-    content["entries"][0][field] = value
-    path.write_text(json.dumps(content))
-    assert ask(net) == [False, True]
-
-
-def test_an_entry_with_any_other_figure_than_was_written_is_computed_again(ask, net, tmp_path):
-    ask(net)
-    path = tmp_path / "eval.json"
-    intact = json.loads(path.read_text())
-    for field, value in intact["entries"][1].items():
-        if field in ("seconds", "sum"):
-            continue
-        content = copy.deepcopy(intact)
-        content["entries"][1][field] = {"other": 1} if isinstance(value, dict) else "other"
-        path.write_text(json.dumps(content))
-        assert ask(net) == [True, False], field
-    entries = json.loads(path.read_text())["entries"]
-    assert [{**entry, "seconds": 0, "sum": ""} for entry in entries] == [
-        {**entry, "seconds": 0, "sum": ""} for entry in intact["entries"]
-    ]
-
-
-def test_entries_of_an_older_version_without_a_sum_are_reused(ask, net, tmp_path):
-    ask(net)
-    path = tmp_path / "eval.json"
-    content = json.loads(path.read_text())
-    for entry in content["entries"]:
-        del entry["sum"]
-    path.write_text(json.dumps(content))
-    assert ask(net) == [True, True]
-
-
-def test_no_flags_are_read_from_outside_the_folder(ask, net, tmp_path):
-    ask(net)
-    path = tmp_path / "eval.json"
-    content = json.loads(path.read_text())
-    entry = content["entries"][0]
-    (tmp_path / "elsewhere.npy").write_bytes((tmp_path / entry["flags"]).read_bytes())
-    entry["key"] = "../elsewhere"
-    path.write_text(json.dumps(content))
-    assert ask(net) == [False, True]
-    assert (tmp_path / "elsewhere.npy").exists()
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", '{"schema_version": 1, "entr', "[]", '{"schema_version": 1}', '{"schema_version": 1, "entries": [3]}',
-     '{"schema_version": 2, "entries": []}', "\x00", "[" * 100_000],
+    ("change", "expected"),
+    [({"eps": 0.031}, [True, False]), ({"seed": 1}, [True, False]), ({"step_size": 1 / 255}, [True, False]),
+     ({"search": "bf16"}, [True, False]), ({"attacks": ("pgd4", "pgd3x2")}, [False, False]),
+     ({"images": 39}, [False, False]), ({"name": "other"}, [False, False])],
 )  # fmt: skip
-def test_an_eval_file_that_cannot_be_read_is_named_and_left_alone(text, ask, net, tmp_path):
-    path = tmp_path / "eval.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"eval\.json.*move it away to start afresh"):
-        ask(net)
-    assert path.read_text() == text
+def test_changed_settings_are_measured_and_the_old_result_stays(reused, net, change, expected):
+    reused(net)
+    assert reused(net, **change) == expected
+    assert reused(net) == [True, True]
 
 
-def test_a_folder_that_cannot_be_locked_is_named(ask, net, tmp_path):
-    (tmp_path / "eval" / ".lock").mkdir(parents=True)
-    with pytest.raises(UserError, match=f"cannot write results to {tmp_path}: Is a directory"):
-        ask(net, attacks=["natural"])
+def test_changed_pixels_or_labels_are_measured_but_not_another_dtype(reused, net, pair):
+    x, y = (pair[0] * 255).byte(), pair[1]
+    assert reused(net, data=(x, y)) == [False, False]
+    assert reused(net, data=(x.float() / 255, y.int())) == [True, True]
+    moved, relabelled = x.clone(), y.clone()
+    moved[39, 2, 5, 5] ^= 1
+    relabelled[39] = 1 - relabelled[39]
+    assert reused(net, data=(moved, y)) == [False, False]
+    assert reused(net, data=(x, relabelled)) == [False, False]
 
 
-def test_a_newer_checkpoint_takes_the_older_one_s_place(run):
+class Wrapper(nn.Module):
+    """The same weights, another function."""
+
+    def __init__(self, inner, after):
+        super().__init__()
+        self.inner, self.after = inner, after
+
+    def forward(self, x):
+        return self.after(self.inner(x))
+
+
+def test_other_logits_under_the_same_name_and_weights_are_measured(reused, net):
+    for after in (lambda z: z * 1.0, lambda z: z * 1.01, lambda z: z + torch.tensor([0, 0, 0, 0, 0.5])):
+        assert reused(Wrapper(net, after)) == [False, False]
+    assert reused(Wrapper(net, after)) == [True, True]
+
+
+def test_probes_off_the_255_levels_show_a_model_that_rounds_its_input(reused, net, pair):
+    data = (pair[0] * 255).byte(), pair[1]
+    assert reused(net, data=data) == [False, False]
+    net.register_forward_pre_hook(lambda module, inputs: ((inputs[0] * 255).round() / 255,))
+    assert reused(net, data=data) == [False, False]
+
+
+def test_the_same_attack_under_another_name_is_reused(net, pair, tmp_path):
+    settings = {"data": pair, "images": 8, "out": tmp_path, "name": "net"}
+    first = evaluate(net, attacks="apgd-ce-l2,pgd2", **settings)
+    again = evaluate(net, attacks="apgd-ce-l2@0.5,pgd2@8/255,pgd2@4/255", **settings)
+    assert [again[name].reused for name in again] == [True, True, False]
+    assert [entry["attack"] for entry in read_entries(tmp_path)] == [*first, *again]
+
+
+def test_a_model_without_a_name_is_not_kept(net, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    evaluate(net, data=pair, attacks="natural")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"kept under a name; give name \(--name\)"):
+        evaluate(net, data=pair, attacks="natural", out=tmp_path / "out")
+    with pytest.raises(UserError, match=r"name 'a' needs out"):
+        evaluate(net, data=pair, attacks="natural", name="a")
+
+
+def test_a_run_needs_no_name(run, tmp_path):
+    settings = {"attacks": "natural", "images": 4, "out": tmp_path / "out"}
+    assert [evaluate(run, **settings)["natural"].reused for _ in range(2)] == [False, True]
+    with pytest.raises(UserError, match="name 'a' is for a model that is not a run or checkpoint"):
+        evaluate(run, **settings, name="a")
+
+
+def test_a_newer_checkpoint_replaces_the_older_result(run):
     settings = {"attacks": ["natural"], "images": 8}
     evaluate(run, **settings)
     evaluate(run, checkpoint="last", **settings)
@@ -298,19 +163,113 @@ def test_a_newer_checkpoint_takes_the_older_one_s_place(run):
     tensors, facts = load_checkpoint(last)
     save_checkpoint(best, {name: tensor + 0.01 for name, tensor in tensors.items()}, facts | {"epoch": 9})
     assert not evaluate(run, **settings)["natural"].reused
-    entries = json.loads((run.dir / "eval.json").read_text())["entries"]
+    entries = read_entries(run.dir)
     assert sorted((entry["checkpoint"], entry["epoch"]) for entry in entries) == [("best", 9), ("last", 2)]
     assert {path.stem for path in (run.dir / "eval").glob("*.npy")} == {entry["key"] for entry in entries}
 
 
-def test_best_and_last_that_are_one_model_are_computed_once_and_entered_twice(run):
+def test_best_and_last_that_are_one_model_are_measured_once_and_entered_twice(run):
     best, last = (run.dir / "checkpoints" / f"{name}.safetensors" for name in ("best", "last"))
-    tensors, facts = load_checkpoint(best)
-    save_checkpoint(last, tensors, facts)
+    save_checkpoint(last, *load_checkpoint(best))
     first = evaluate(run, attacks=["natural"], images=8)["natural"]
     second = evaluate(run, attacks=["natural"], images=8, checkpoint="last")["natural"]
     assert second.reused
     assert second.accuracy == first.accuracy
-    entries = json.loads((run.dir / "eval.json").read_text())["entries"]
-    assert [entry["checkpoint"] for entry in entries] == ["best", "last"]
-    assert evaluate(run, attacks=["natural"], images=8)["natural"].entry["checkpoint"] == "best"
+    assert [entry["checkpoint"] for entry in read_entries(run.dir)] == ["best", "last"]
+
+
+# -- damaged files
+
+
+def rewrite(change):
+    def spoil(path):
+        path.write_bytes(change(path.read_bytes()))
+
+    return spoil
+
+
+SPOILT = {
+    "cut": rewrite(lambda content: content[:-5]),
+    "flipped": rewrite(lambda content: content[:-2] + bytes(1 - byte for byte in content[-2:])),
+    "length": lambda path: np.save(path, np.load(path)[:-1]),
+    "type": lambda path: np.save(path, np.load(path).astype(np.int8)),
+    "pickle": lambda path: np.save(path, np.array([print], dtype=object), allow_pickle=True),
+    "head": rewrite(lambda content: content.replace(b")", b"\t", 1)),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_missing_or_corrupt_flags_are_measured_again(case, reused, net, tmp_path):
+    reused(net)
+    path = tmp_path / read_entries(tmp_path)[1]["flags"]
+    intact = path.read_bytes()
+    SPOILT[case](path)
+    assert reused(net) == [True, False]
+    assert path.read_bytes() == intact
+    assert len(read_entries(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("checksum", ["kept", "none", "recomputed"])
+def test_a_changed_entry_is_measured_again(checksum, reused, net, tmp_path):
+    """Also where the checksum is absent, as in files of older versions, or fits: flags and fields must agree."""
+    reused(net)
+    path = tmp_path / "eval.json"
+    intact = json.loads(path.read_text())
+    fields = (
+        intact["entries"][1].keys() - {"sum"} if checksum == "kept" else {"accuracy", "correct", "n", "key", "probe"}
+    )
+    for field in fields - {"seconds"}:
+        content = copy.deepcopy(intact)
+        entry = content["entries"][1]
+        entry[field] = {"other": 1} if isinstance(entry[field], dict) else 7
+        if checksum == "none":
+            del entry["sum"]
+        elif checksum == "recomputed":
+            content["entries"][1] = sealed(entry)
+        path.write_text(json.dumps(content))
+        assert reused(net) == [True, False], field
+        path.write_text(json.dumps(intact))
+
+
+def test_flags_are_never_read_from_outside_the_folder(reused, net, tmp_path):
+    reused(net)
+    path = tmp_path / "eval.json"
+    content = json.loads(path.read_text())
+    (tmp_path / "elsewhere.npy").write_bytes((tmp_path / content["entries"][0]["flags"]).read_bytes())
+    content["entries"][0] = sealed(content["entries"][0] | {"key": "../elsewhere"})
+    path.write_text(json.dumps(content))
+    assert reused(net) == [False, True]
+    assert (tmp_path / "elsewhere.npy").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"schema_version": 1, "entr', "[]", '{"schema_version": 1}', '{"schema_version": 1, "entries": [3]}',
+     '{"schema_version": 2, "entries": []}', "\x00", "[" * 100_000],
+)  # fmt: skip
+def test_an_unreadable_eval_json_is_reported_and_not_changed(text, reused, net, tmp_path):
+    path = tmp_path / "eval.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"eval\.json.*move it away to start afresh"):
+        reused(net)
+    assert path.read_text() == text
+
+
+def test_entries_of_older_versions_are_readable_and_never_reused(reused, net, tmp_path):
+    reused(net)
+    path = tmp_path / "eval.json"
+    content = json.loads(path.read_text())
+    for entry in content["entries"]:
+        old = {name: value for name, value in entry.items() if name not in ("warnings", "sum")}
+        entry.clear()
+        entry.update(sealed(old | {"doubts": ["old"], "asked": "0f" * 32, "key": "ab" * 16}))
+    path.write_text(json.dumps(content))
+    assert [entry["warnings"] for entry in read_entries(tmp_path)] == [["old"], ["old"]]
+    assert reused(net) == [False, False]
+
+
+def test_a_folder_that_cannot_be_locked_is_a_user_error(reused, net, tmp_path):
+    (tmp_path / "eval" / ".lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"cannot write results to {tmp_path}: Is a directory"):
+        reused(net, attacks=["natural"])

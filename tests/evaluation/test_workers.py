@@ -1,7 +1,6 @@
-"""`--workers`: processes that share the images come to one result, and one that fails ends them all."""
+"""`--workers`: processes that share the images give one result, and one that fails ends them all."""
 
 import copy
-import functools
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import torch
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.square import square_search
-from pixelpart.evaluation import identity, searching
+from pixelpart.evaluation import measure as measure_module
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.runtime.world import World
 
@@ -67,7 +66,7 @@ def evaluated(folder, *args):
         (["bad:nan", "--attacks", "pgd200"], "pixelpart: the model returned NaN or infinite logits"),
     ],
 )
-def test_a_users_mistake_in_a_worker_is_one_line_and_code_2(tmp_path, args, said):
+def test_a_user_error_in_a_worker_is_one_line_and_exit_code_2(tmp_path, args, said):
     (tmp_path / "bad.py").write_text(BAD)
     done = evaluated(tmp_path, *args, "--images", "64")
     assert (done.returncode, done.stderr.splitlines(), done.stdout) == (2, [said], "")
@@ -75,7 +74,7 @@ def test_a_users_mistake_in_a_worker_is_one_line_and_code_2(tmp_path, args, said
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "said"), [("kill", "worker 1 was ended by SIGKILL"), ("fault", "in the worker")])
-def test_a_worker_that_dies_takes_the_others_with_it(tmp_path, fault, said):
+def test_a_worker_that_dies_ends_the_others(tmp_path, fault, said):
     (tmp_path / "bad.py").write_text(BAD)
     done = evaluated(tmp_path, f"bad:{fault}", "--attacks", "pgd200", "--images", "64")
     assert done.returncode == 1
@@ -83,7 +82,7 @@ def test_a_worker_that_dies_takes_the_others_with_it(tmp_path, fault, said):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_workers_without_a_word(tmp_path):
+def test_ctrl_c_ends_the_workers_silently(tmp_path):
     (tmp_path / "bad.py").write_text(BAD)
     command = ["-m", "pixelpart", "evaluate", "bad:slow", "--data", "shapes", "--attacks", "pgd9999", "--device", "cpu"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)]), "OMP_NUM_THREADS": "1"}
@@ -98,7 +97,7 @@ def test_ctrl_c_ends_the_workers_without_a_word(tmp_path):
 
 
 class Shared:
-    """Worlds of one process each, in threads, that put their flags together as all_reduce does."""
+    """Combines the flags of threads as all_reduce does."""
 
     def __init__(self, size):
         self.barrier, self.flags = threading.Barrier(size, timeout=20), {}
@@ -113,12 +112,8 @@ class Shared:
 
 @pytest.fixture
 def threaded(monkeypatch):
-    """Threads stand for processes: no source is parsed twice, as Python 3.11 does that in one thread at a time.
-
-    No model is read by torch.fx, which changes all modules of all threads for as long as it reads one.
-    """
-    monkeypatch.setattr(identity, "source_of", functools.cache(identity.source_of))
-    monkeypatch.setattr(searching, "trusted_view", lambda model, *_: (model, None))
+    """Threads instead of processes: without torch.fx, which patches modules of all threads while it traces one."""
+    monkeypatch.setattr(measure_module, "trusted_view", lambda model, *_: (model, None))
 
 
 def at_once(work, ranks):
@@ -130,15 +125,16 @@ def at_once(work, ranks):
 
 
 @pytest.mark.usefixtures("threaded")
-def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(plane, pair, monkeypatch, tmp_path):
+def test_a_result_that_only_one_process_finds_is_measured_by_all(plane, pair, monkeypatch, tmp_path):
     """Another evaluation may write between the two; if only one then went to work, it would wait for ever."""
     settings = {"data": pair, "attacks": "natural,pgd3", "eps": 0.03, "step_size": 0.01}
-    alone = evaluate(plane, **settings, out=tmp_path / "1")
+    alone = evaluate(plane, **settings, out=tmp_path / "1", name="plane")
     shared, found = Shared(2), {}
     monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
 
     def work(rank):
-        found[rank] = evaluate(copy.deepcopy(plane), **settings, out=tmp_path / str(rank), world=World(rank, 2))
+        kept = {"out": tmp_path / str(rank), "name": "plane"}
+        found[rank] = evaluate(copy.deepcopy(plane), **settings, **kept, world=World(rank, 2))
 
     at_once(work, 2)
     for rank in range(2):
@@ -147,7 +143,7 @@ def test_what_one_process_finds_in_the_file_and_another_does_not_is_measured(pla
 
 
 @pytest.mark.usefixtures("threaded")
-def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatch):
+def test_squares_warning_counts_the_images_of_all_processes(plane, pair, monkeypatch):
     """It may break few in each share, and many in all; the leader's own share says nothing."""
 
     class Stairs(torch.nn.Module):
@@ -166,10 +162,10 @@ def test_square_is_judged_by_the_images_of_all_processes(plane, pair, monkeypatc
     monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
 
     def work(rank):
-        told = lambda name, done, total, share: shares.append(share)  # noqa: E731
+        told = lambda name, done, total, note: shares.append(float(note.split("%")[0]))  # noqa: E731
         found[rank] = evaluate(Stairs(), **settings, world=World(rank, 3), progress=told)["autoattack"]
 
     at_once(work, 3)
     assert [found[rank].warnings for rank in range(3)] == [alone.warnings] * 3
     assert [found[rank].right.tolist() for rank in range(3)] == [alone.right.tolist()] * 3
-    assert 0 <= min(shares) <= max(shares) <= 1
+    assert 0 <= min(shares) <= max(shares) <= 100

@@ -20,5 +20,5 @@ def write_run(folder, results, *, file="eval.json", config=None, **changes):
             "fingerprint": store.fingerprint(flags),
         } | changes  # fmt: skip
         key = hashlib.sha256(repr((attack, config.seed, sorted(changes.items()))).encode()).hexdigest()[:32]
-        store.add(folder, entry | {"key": key}, flags, file)
+        store.add_entry(folder, entry | {"key": key}, flags, file)
     return folder

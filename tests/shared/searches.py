@@ -32,8 +32,8 @@ def stop_after(count):
     return progress
 
 
-def journals(folder):
-    return sorted(folder.glob("eval/*.journal"))
+def partial_files(folder):
+    return sorted(folder.glob("eval/*.partial"))
 
 
 def evaluated(run, *more, attacks="autoattack"):

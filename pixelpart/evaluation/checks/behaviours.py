@@ -11,9 +11,9 @@ from pixelpart import losses
 from pixelpart.attacks import pgd
 from pixelpart.attacks.ball import project, start_point
 from pixelpart.config import write_fraction
-from pixelpart.evaluation import accuracy
-from pixelpart.evaluation.accuracy import Attempt, after_tries, errs_inside, start_images, start_noise
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.image_set import ImageSet, start_images, start_noise
+from pixelpart.evaluation.measure import Attempt, after_tries, natural
+from pixelpart.evaluation.validate import errs_inside
 from pixelpart.runtime.progress import Progress
 from pixelpart.types import Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed
@@ -60,7 +60,7 @@ class Trial:
         return after_tries(
             attempt,
             self.pictures,
-            right=self.right if right is None else right,
+            correct=self.right if right is None else right,
             tries=tries,
             batch_size=self.batch_size,
             report=lambda settled, left: self.progress(what, settled, n, ""),
@@ -130,7 +130,7 @@ def black_box(trial: Trial, left: Flags, other: nn.Module | None, about: str) ->
     if other is None:
         return Behaviour(name, about, rule, SKIPPED)
     with borrowed(other) as through:
-        accurate = trial.share(accuracy.natural(through, trial.pictures, batch_size=trial.batch_size))
+        accurate = trial.share(natural(through, trial.pictures, batch_size=trial.batch_size))
         after = trial.after(name, trial.pgd20(through=through))
     only = int((left & ~after).sum())
     return Behaviour(

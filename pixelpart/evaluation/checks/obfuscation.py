@@ -14,7 +14,7 @@ from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, split_data_label
 from pixelpart.errors import UserError
-from pixelpart.evaluation import accuracy, identity, store
+from pixelpart.evaluation import store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.checks.behaviours import (
@@ -30,9 +30,11 @@ from pixelpart.evaluation.checks.behaviours import (
     unbounded,
 )
 from pixelpart.evaluation.checks.surrogate import MAX_TRAINING_IMAGES, train_surrogate
-from pixelpart.evaluation.evaluate import machine
 from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.measure import natural
+from pixelpart.evaluation.partial import agree
 from pixelpart.evaluation.target import GIVEN, Target, load_target
+from pixelpart.evaluation.validate import check_counts, check_gradient, check_model
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
@@ -103,9 +105,7 @@ def check(
     """
     began = time.perf_counter()
     eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
-    for what, count in (("images", images), ("batch_size", batch_size)):
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise UserError(f"{what} {count!r} is not a whole number above 0")
+    check_counts(images=images, batch_size=batch_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,
@@ -123,10 +123,10 @@ def check(
     if images is None:
         pictures = ImageSet(pictures.images[:IMAGES], pictures.labels[:IMAGES], pictures.device)
     with ieee_fp32(pictures.device), borrowed(target.model) as model:
-        probe = identity.signature(accuracy.check_model(model, pictures, probes=identity.PROBES))
-        accuracy.check_gradient(model, pictures, probes=identity.PROBES)
+        probe = store.signature(check_model(model, pictures))
+        check_gradient(model, pictures)
         batch = batch_size or default_slots(pictures.device)
-        right = accuracy.natural(model, pictures, batch_size=batch)
+        right = natural(model, pictures, batch_size=batch)
         if not right.any():
             raise UserError(f"the model gets none of {len(right)} images right: there is nothing to attack")
         trial = Trial(model, pictures, right, eps, step_size, seed, batch, progress)
@@ -149,7 +149,7 @@ def check(
     facts = {
         **target.tags, "n": len(pictures), "natural": trial.share(right), "eps": eps, "step_size": step_size,
         "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - began, 3),
-        "machine": machine(pictures.device),
+        "machine": store.machine(pictures.device),
     }  # fmt: skip
     kept = target.folder / "check.json" if target.folder else None
     report = ObfuscationReport(behaviours, list(dict.fromkeys(warnings)), facts, kept)
@@ -163,7 +163,7 @@ def stored_square_warnings(folder: Path, probe: list[float], eps: float) -> list
     warnings: list[str] = []
     flags: dict[str, dict[str, store.FlagArray]] = {}
     for entry in store.read_entries(folder):
-        if entry.get("eps") != eps or not store.whole(entry) or not identity.agree(entry["probe"], probe):
+        if entry.get("eps") != eps or not store.complete(entry) or not agree(entry["probe"], probe):
             continue
         attack = str(entry["attack"]).partition("@")[0]
         if attack in AUTOATTACKS:
@@ -196,11 +196,11 @@ def another(trial: Trial, target: Target, surrogate: Any, root: str | Path | Non
     if other.config and name != GIVEN and other.config.data_label != name:
         raise UserError(f"the surrogate is for {other.config.data_label}, the model for {name}; give one for {name}")
     with borrowed(other.model) as model:
-        classes = [accuracy.check_model(one, pictures, probes=identity.PROBES).shape[1] for one in (trial.model, model)]
+        probes = [check_model(one, pictures) for one in (trial.model, model)]
+        classes = [probe.shape[1] for probe in probes]
         if classes[0] != classes[1]:
             raise UserError(f"the surrogate knows {classes[1]} classes, the model {classes[0]}")
-        accuracy.check_gradient(model, pictures, probes=identity.PROBES)
-        mine, its = ((identity.hash_weights(one), identity.describe(one)) for one in (trial.model, model))
-        if mine == its:
+        check_gradient(model, pictures)
+        if store.hash_weights(trial.model) == store.hash_weights(model) and agree(*map(store.signature, probes)):
             raise UserError("the surrogate is the model itself; give another")
     return other.model, "a module" if isinstance(surrogate, nn.Module) else str(getattr(surrogate, "dir", surrogate))

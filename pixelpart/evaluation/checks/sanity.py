@@ -4,8 +4,8 @@ A warning does not change a number. It is stored with the result and printed bel
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from pixelpart import losses
 from pixelpart.attacks.search import has_no_direction
 from pixelpart.config import write_fraction
-from pixelpart.evaluation.accuracy import logits_of
 from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.validate import logits_of
 from pixelpart.types import Flags, Images, Labels, Logits, Model, PerSample
+
+if TYPE_CHECKING:
+    from pixelpart.evaluation.attack_spec import AttackSpec
+    from pixelpart.evaluation.target import Target
 
 PROBES = 64  # images per check, evenly spread over the set
 SCALE_PROBES = 256  # a weak model that normalises twice loses half its accuracy, which 64 images do not show
@@ -58,6 +62,21 @@ def mode_warnings(model: nn.Module) -> list[str]:
         return isinstance(module, _NormBase) and module.running_mean is not None
 
     return [TRAIN_MODE] if any(module.training and differs(module) for module in model.modules()) else []
+
+
+def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"]) -> dict[str, list[str]]:
+    """The warnings of each attack, by its name; the model and its gradients are checked once."""
+    if not specs:
+        return {}
+    of_model = [*target.warnings, *model_warnings(model, target.pictures)]
+    gradients = any(spec.needs_gradient for spec in specs)
+    of_gradients = gradient_warnings(model, target.pictures) if gradients else []
+    return {
+        spec.name: [*of_model, *of_gradients, *settings_warnings(spec.eps, spec.settings)]
+        if spec.needs_gradient
+        else of_model
+        for spec in specs
+    }
 
 
 def settings_warnings(eps: float, settings: Mapping[str, Any]) -> list[str]:

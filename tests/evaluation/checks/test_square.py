@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from pixelpart.evaluation import accuracy, identity, store
+from pixelpart.evaluation import store
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.checks.behaviours import EXPECTED, SUSPICIOUS
 from pixelpart.evaluation.checks.obfuscation import check, stored_square_warnings
 from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.validate import check_model
 
 pytestmark = pytest.mark.usefixtures("corner_set")
 
@@ -36,14 +37,14 @@ def test_square_must_not_break_what_gradients_left(left, n, broken):
 
 
 def stored(folder, attack, right, *, probe=(1.0, 2.0), eps=8 / 255, warnings=(), pixels="same"):
-    key = identity.digest([attack, probe, eps, pixels])[:32]
+    key = store.hash_json([attack, probe, eps, pixels])[:32]
     entry = {
-        "attack": attack, "subject": None, "checkpoint": None, "dataset": "corners", "split": "test",
+        "attack": attack, "subject": key, "checkpoint": None, "dataset": "corners", "split": "test",
         "accuracy": int(right.sum()) / len(right), "correct": int(right.sum()), "n": len(right), "eps": eps,
         "settings": {}, "seed": 0, "precision": "fp32", "warnings": list(warnings), "pixels": pixels,
-        "fingerprint": store.fingerprint(right), "key": key, "asked": "", "probe": list(probe),
+        "fingerprint": store.fingerprint(right), "key": key, "probe": list(probe),
     }  # fmt: skip
-    store.add(folder, entry, right)
+    store.add_entry(folder, entry, right)
 
 
 def test_what_eval_json_tells_of_square_is_a_doubt(tmp_path):
@@ -73,7 +74,7 @@ def test_doubts_about_kept_figures_are_in_the_report(plane, pair, tmp_path):
     settings = {"data": pair, "eps": 0.02, "step_size": 0.01, "out": tmp_path}
     assert check(plane, **settings).verdict == EXPECTED
     pictures = ImageSet(*pair, torch.device("cpu"))
-    probe = identity.signature(accuracy.check_model(plane, pictures, probes=identity.PROBES))
+    probe = store.signature(check_model(plane, pictures))
     stored(
         tmp_path, "autoattack", np.zeros(40, bool), probe=tuple(probe), eps=0.02, warnings=["a warning", "a warning"]
     )

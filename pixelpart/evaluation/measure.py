@@ -1,0 +1,204 @@
+"""Which samples remain correct under one attack.
+
+A sample counts as broken only if the model errs, in fp32, on an input inside the ball and inside [0,1]. The image
+itself is such an input, so attacks run only on samples that are correct to begin with, and robust accuracy is never
+above natural accuracy.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pixelpart.attacks import ATTACKS
+from pixelpart.attacks.autoattack import Try, run_searches
+from pixelpart.attacks.search import budget_per_sample
+from pixelpart.evaluation.adaptive import try_adaptive
+from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, AttackSpec
+from pixelpart.evaluation.image_set import ImageSet, start_images
+from pixelpart.evaluation.reference import under_reference
+from pixelpart.evaluation.validate import errs_inside, logits_of
+from pixelpart.runtime.progress import Progress, silent
+from pixelpart.runtime.world import World
+from pixelpart.types import Flags, Images, Labels, Logits, Model
+from pixelpart.view.check import PROBES, trusted_view
+
+Attempt = Callable[[Tensor, Images, Labels, int], Flags]  # sample numbers, images, labels, number of the try -> broken
+Report = Callable[[int, int], None]  # images settled so far, how many of them are correct
+OnSettled = Callable[[Try, bool], None]
+Settled = Mapping[Try, bool]
+NOTHING: Settled = MappingProxyType({})
+
+
+def no_report(settled: int, correct: int) -> None:
+    """A report that shows nothing."""
+
+
+class Measured(NamedTuple):
+    """The samples that remain correct, the attack as it ran, and how many remain after each of its searches."""
+
+    correct: Flags
+    spec: AttackSpec
+    after_each: dict[str, int]
+
+
+def clean_logits(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: Report = no_report) -> Logits:
+    """The model's logits of all images as they are."""
+    logits, correct = [], 0
+    for index in torch.arange(len(pictures)).split(batch_size):
+        x, y = pictures.take(index)
+        logits.append(logits_of(model, x))
+        correct += int((logits[-1].argmax(1) == y).sum())
+        report(int(index[-1]) + 1, correct)
+    return torch.cat(logits)
+
+
+def natural(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: Report = no_report) -> Flags:
+    """Which images the model classifies correctly as they are."""
+    return is_right(clean_logits(model, pictures, batch_size=batch_size, report=report), pictures)
+
+
+def is_right(logits: Logits, pictures: ImageSet) -> Flags:
+    return logits.argmax(1).cpu() == pictures.labels.cpu()
+
+
+def measure(
+    model: nn.Module,
+    pictures: ImageSet,
+    spec: AttackSpec,
+    clean: Logits,
+    *,
+    batch_size: int,
+    settled: Settled = NOTHING,
+    on_settled: OnSettled = lambda one, broken: None,
+    progress: Progress = silent,
+    say: Callable[[str], None] = lambda line: None,
+    world: World | None = None,
+) -> Measured:
+    """The samples that remain correct under one attack; `clean` are the logits of all images as they are.
+
+    `settled` are the tries that a killed evaluation had finished; `on_settled` is called with every new one. Each
+    process of a world attacks every size-th sample, and all return the same result.
+    """
+    world, correct = world or World(), is_right(clean, pictures)
+    if spec.kind == "natural":
+        progress(spec.name, len(correct), len(correct), f"{float(correct.double().mean()):.2%} correct")
+        return Measured(correct, spec, {})
+    own, n = correct & (torch.arange(len(correct)) % world.size == world.rank), len(correct)
+    scale = int(correct.sum()) / max(1, int(own.sum()))  # from this process's samples to all
+
+    def report(done: int, left: int) -> None:
+        progress(spec.name, done, n, f"{min(1.0, left * scale / max(1, done)):.2%} correct")
+
+    def report_search(search: str, done: int, total: int, left: int) -> None:
+        title = spec.name if len(spec.searches) == 1 else f"{spec.name} {search}"
+        progress(title, done, total, f"{min(1.0, left * scale / n):.2%} correct")
+
+    if spec.engine == "reference":
+        version = AUTOATTACKS[spec.kind]
+        left = under_reference(
+            model, pictures, correct=own, eps=spec.eps, version=version, seed=spec.seed, batch_size=batch_size
+        )
+        report(n, int(left.sum()))
+        return Measured(world.any_of(left), spec, {})
+    view: Model = model
+    if spec.searches or spec.precision != "fp32":
+        view, reason = trusted_view(model, pictures.first(PROBES)[0], spec.precision)
+        if reason:
+            say(reason)
+            spec = dataclasses.replace(spec, precision="fp32")
+    if not spec.searches:
+        try_once: Callable[..., Flags] = try_adaptive if spec.kind in ADAPTIVE else try_steps
+        attempt = functools.partial(try_once, spec, model, view)
+        left = after_tries(
+            attempt,
+            pictures,
+            correct=own,
+            tries=spec.tries,
+            batch_size=batch_size,
+            report=report,
+            name=spec.kind,
+            settled=settled,
+            on_settled=on_settled,
+        )
+        return Measured(world.any_of(left), spec, {})
+
+    done = dict(settled)
+
+    def note(one: Try, broken: bool) -> None:
+        done[one] = broken
+        on_settled(one, broken)
+
+    def batch_of(samples: Tensor) -> tuple[Images, Labels, Tensor]:
+        x, y = pictures.take(samples.cpu())
+        return x, y, budget_per_sample(spec.eps, x)
+
+    left = run_searches(
+        spec.searches,
+        view,
+        functools.partial(logits_of, model),
+        batch_of,
+        clean,
+        own,
+        seed=spec.seed,
+        slots=batch_size,
+        settled=settled,
+        on_settled=note,
+        progress=report_search,
+        say=functools.cache(say),  # each search may report the same line
+    )
+    after_each = _after_each(spec, own, done, world) if len(spec.searches) > 1 else {}
+    return Measured(world.any_of(left), spec, after_each)
+
+
+def try_steps(
+    spec: AttackSpec, model: nn.Module, view: Model, index: Tensor, x: Images, y: Labels, restart: int
+) -> Flags:
+    """Which samples one restart of an attack in ATTACKS breaks; `view` gives the gradients, `model` the verdict."""
+    start = start_images(index, x, spec.eps, kind=spec.kind, steps=spec.steps, seed=spec.seed, restart=restart)
+    x_adv = ATTACKS[spec.kind].run(view, x, y, spec.eps, step_size=spec.step_size, steps=spec.steps, start=start)
+    return errs_inside(model, x, x_adv, y, eps=spec.eps)
+
+
+def after_tries(
+    attempt: Attempt,
+    pictures: ImageSet,
+    *,
+    correct: Flags,
+    tries: int,
+    batch_size: int,
+    report: Report = no_report,
+    name: str = "",
+    settled: Settled = NOTHING,
+    on_settled: OnSettled = lambda one, broken: None,
+) -> Flags:
+    """Which of the correct samples no try breaks; a broken sample is not tried again."""
+    correct, samples = correct.clone(), correct.nonzero()[:, 0]
+    for batch in samples.split(batch_size) if len(samples) else ():
+        for number in range(tries):
+            known = {n: settled[one] for n in batch.tolist() if (one := Try(name, n, number)) in settled}
+            correct[[n for n, broken in known.items() if broken]] = False
+            live = torch.tensor([n for n in batch.tolist() if correct[n] and n not in known], dtype=torch.long)
+            if not len(live):
+                continue
+            broken = attempt(live, *pictures.take(live), number).cpu()
+            correct[live[broken]] = False
+            for n, wrong in zip(live.tolist(), broken.tolist(), strict=True):
+                on_settled(Try(name, n, number), wrong)
+        done = int(batch[-1]) + 1  # samples in between that were wrong from the start are settled too
+        report(done, int(correct[:done].sum()))
+    report(len(pictures), int(correct.sum()))
+    return correct
+
+
+def _after_each(spec: AttackSpec, own: Flags, settled: Settled, world: World) -> dict[str, int]:
+    """How many of all samples remain correct after each search, over all processes."""
+    after, left = dict[str, int](), own.clone()
+    for search in spec.searches:
+        left[[one.sample for one, broken in settled.items() if one.search == search and broken]] = False
+        after[search] = int(world.any_of(left).sum())
+    return after

@@ -1,0 +1,83 @@
+"""Checks that a model can be evaluated at all, and the verdict on one adversarial image."""
+
+import torch
+from torch import Tensor
+
+from pixelpart import losses
+from pixelpart.attacks.ball import inside, start_point
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED
+from pixelpart.data import check_labels
+from pixelpart.errors import UserError
+from pixelpart.evaluation.image_set import ImageSet, start_noise
+from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
+
+PROBES = 8  # images whose logits are part of a result's key, and on which the model is checked
+
+
+def check_counts(**counts: int | None) -> None:
+    """A UserError that names the first argument that is given and not a positive integer."""
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UserError(f"{name} {count!r} is not a whole number above 0")
+
+
+def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: Budget) -> Flags:
+    """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
+    return (logits_of(model, x_adv).argmax(1) != y) & inside(x_adv, x, eps)
+
+
+@torch.no_grad()
+def logits_of(model: Model, x: Images) -> Logits:
+    """The model's finite logits (b, k); a UserError if it returns anything else."""
+    logits = model(x)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x) or not logits.is_floating_point():
+        found = f"{_dtype(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"the model returned {found} for {len(x)} images; it must return logits ({len(x)}, classes)")
+    if not logits.isfinite().all():
+        raise UserError("the model returned NaN or infinite logits")
+    return logits
+
+
+def check_model(model: Model, pictures: ImageSet) -> Logits:
+    """The logits of the first PROBES images, then of the same images with noise; a UserError if they are no logits.
+
+    Only the noisy images show whether the model rounds pixels to 255 levels.
+    """
+    index = torch.arange(min(PROBES, len(pictures)))
+    x, _ = pictures.take(index)
+    noise = start_noise(index, x, stream="probe", seed=DEFAULT_SEED, number=0)
+    try:
+        logits = logits_of(model, x)
+        noisy = logits_of(model, start_point(x, DEFAULT_EPS, noise, kind="uniform"))
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:  # user code: it can raise anything
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"the model fails on images of shape {tuple(x.shape)}: {first}") from error
+    if logits.dtype != torch.float32:
+        raise UserError(f"the model's logits are {_dtype(logits)}; evaluation needs fp32: use model.float()")
+    for total in (1, 100):
+        if (logits >= 0).all() and torch.allclose(logits.sum(1), logits.new_tensor(total), atol=0, rtol=1e-4):
+            raise UserError(f"the model returns probabilities (rows >= 0 that sum to {total}); it must return logits")
+    check_labels(pictures.labels, logits.shape[1], n=len(pictures))
+    return torch.cat((logits, noisy))
+
+
+def check_gradient(model: Model, pictures: ImageSet) -> None:
+    """A UserError if the loss has no gradient, or a NaN or infinite one, at the first PROBES images."""
+    x, y = pictures.first(PROBES)
+    with torch.enable_grad():
+        loss = losses.ce(model(x.requires_grad_()), y).sum()
+        grad = torch.autograd.grad(loss, x, allow_unused=True)[0] if loss.requires_grad else None
+    if grad is None:
+        raise UserError(
+            "no gradient reaches the model's input (no_grad in its forward?); only natural and square can run"
+        )
+    if not grad.isfinite().all():
+        raise UserError(
+            "the gradient of the model's loss is NaN or infinite at a test image; only natural and square can run"
+        )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
