@@ -1,4 +1,4 @@
-"""Draws are a function of (seed, stream, epoch, step) and of nothing else."""
+"""Draws depend only on (seed, stream, epoch, step)."""
 
 import hashlib
 
@@ -19,13 +19,9 @@ def some(*key):
     return torch.rand(8, generator=draws.generator(*key))
 
 
-@given(KEYS)
-def test_equal_keys_give_equal_numbers(key):
-    assert torch.equal(some(*key), some(*key))
-
-
 @given(st.lists(KEYS, min_size=2, max_size=20, unique=True))
-def test_different_keys_give_different_numbers(keys):
+def test_equal_keys_give_equal_numbers_and_different_keys_different_ones(keys):
+    assert torch.equal(some(*keys[0]), some(*keys[0]))
     assert len({tuple(some(*key).tolist()) for key in keys}) == len(keys)
 
 
@@ -35,7 +31,7 @@ def test_the_seed_is_63_bits_of_blake2b_of_the_key():
     assert draws.generator(3, "order", 2, 1).initial_seed() == expected
 
 
-def test_a_draw_neither_reads_nor_moves_the_global_generator():
+def test_a_draw_does_not_use_the_global_generator():
     before = torch.get_rng_state()
     first = some(0, "start", 1, 2)
     assert torch.equal(before, torch.get_rng_state())
@@ -49,11 +45,11 @@ def test_neighbouring_steps_are_not_correlated():
     assert gram.abs().max() < 5 / 4000**0.5
 
 
-# keys and hashed: draws that belong to a sample
+# -- keys and hashed: draws that belong to a sample
 
 
-def stirred(z):
-    """splitmix64 in Python's own integers: what it gives out from the state z."""
+def splitmix64(z):
+    """The output of splitmix64 for the state z, in Python's integers."""
     z = (z + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ z // 2**30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z // 2**27) * 0x94D049BB133111EB % 2**64
@@ -61,18 +57,18 @@ def stirred(z):
 
 
 def signed(z):
-    """The tensor with these 64 bits."""
+    """A tensor with these 64 bits."""
     return torch.tensor((z + 2**63) % 2**64 - 2**63)
 
 
 def is_uniform(numbers, bins=16):
-    """By chi-square, at five deviations."""
+    """By a chi-square test, at five standard deviations."""
     counts, expected = torch.histc(numbers.flatten(), bins, 0, 1), numbers.numel() / bins
     return ((counts - expected) ** 2 / expected).sum() < bins - 1 + 5 * (2 * (bins - 1)) ** 0.5
 
 
-def far_apart(rows):
-    """No two rows are correlated, at five deviations."""
+def uncorrelated(rows):
+    """No two rows are correlated, at five standard deviations."""
     return torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 5 / rows.shape[1] ** 0.5
 
 
@@ -80,47 +76,42 @@ def far_apart(rows):
     ("state", "out"),
     [(0, 0xE220A8397B1DCDAF), (0x9E3779B97F4A7C15, 0x6E789E6AA1B965F4), (2 * 0x9E3779B97F4A7C15, 0x06C45D188009454F)],
 )
-def test_mixing_gives_what_splitmix64_is_published_to_give(state, out):
-    assert stirred(state % 2**64) == out
+def test_mixing_gives_the_published_values_of_splitmix64(state, out):
+    assert splitmix64(state % 2**64) == out
     assert draws._mix(signed(state)).item() % 2**64 == out
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_mixing_is_splitmix64_for_every_number(z):
-    assert draws._mix(signed(z)).item() % 2**64 == stirred(z)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
 def test_hashed_numbers_by_hand(key, counter):
-    row = stirred((key + stirred(counter)) % 2**64)
-    expected = [(stirred((row + i) % 2**64) >> 40) / 2**24 for i in range(5)]
+    row = splitmix64((key + splitmix64(counter)) % 2**64)
+    expected = [(splitmix64((row + i) % 2**64) >> 40) / 2**24 for i in range(5)]
     assert draws.hashed(signed(key)[None], 5, counter=counter).tolist() == [expected]
 
 
 def test_keys_by_hand():
     digest = int.from_bytes(hashlib.blake2b(b"3/square/0/0", digest_size=8).digest(), "little") >> 1
-    expected = [stirred((stirred((sample + digest) % 2**64) + 2) % 2**64) for sample in (0, 7)]
+    expected = [splitmix64((splitmix64((sample + digest) % 2**64) + 2) % 2**64) for sample in (0, 7)]
     assert [key % 2**64 for key in draws.keys(3, "square", torch.tensor([0, 7]), 2).tolist()] == expected
 
 
-def test_hashed_numbers_are_uniform_over_keys_places_and_counters():
+def test_hashed_numbers_are_uniform_over_keys_positions_and_counters():
     samples = torch.arange(4000)
-    for keys in (samples, -samples, draws.keys(0, "apgd", samples)):  # hashing does not rely on keys that look random
+    for keys in (samples, -samples, draws.keys(0, "apgd", samples)):  # the keys need not look random
         numbers = draws.hashed(keys, 8)
         assert numbers.shape == (4000, 8)
         assert numbers.dtype == torch.float32
         assert numbers.min() >= 0
         assert numbers.max() < 1
         assert all(is_uniform(column) for column in numbers.T)
-        assert far_apart(numbers.T)
+        assert uncorrelated(numbers.T)
     assert is_uniform(draws.hashed(torch.tensor([5]), 50_000))
     steps = torch.stack([draws.hashed(samples, 1, counter=counter)[:, 0] for counter in range(8)])
     assert all(is_uniform(row) for row in steps)
-    assert far_apart(steps)
-    assert far_apart(draws.hashed(torch.arange(8), 4000))
+    assert uncorrelated(steps)
+    assert uncorrelated(draws.hashed(torch.arange(8), 4000))
 
 
-def test_hashed_numbers_have_24_bits_and_all_of_them_move():
+def test_hashed_numbers_have_24_balanced_bits():
     bits = (draws.hashed(torch.arange(4000), 4) * 2**24).flatten()
     assert torch.equal(bits, bits.round())
     for place in range(24):
@@ -128,7 +119,7 @@ def test_hashed_numbers_have_24_bits_and_all_of_them_move():
 
 
 @given(st.permutations(range(6)), st.integers(1, 6))
-def test_what_a_sample_draws_depends_on_its_key_and_counter_alone(order, n):
+def test_the_draws_of_a_sample_depend_only_on_its_key_and_counter(order, n):
     keys, counters = draws.keys(0, "fab", torch.arange(6)), torch.tensor([0, 1, 1, 70, 5000, 3])
     order = torch.tensor(order[:n])
     together = draws.hashed(keys, 7, counter=counters)
@@ -137,14 +128,8 @@ def test_what_a_sample_draws_depends_on_its_key_and_counter_alone(order, n):
     assert torch.equal(draws.hashed(keys, 7, counter=70)[3], together[3])
 
 
-def test_counters_and_keys_give_other_numbers():
-    keys = draws.keys(0, "fab", torch.arange(50))
-    rows = torch.cat([draws.hashed(keys, 4, counter=counter) for counter in range(50)])
-    assert len(rows.unique(dim=0)) == 2500
-
-
 @given(st.permutations(range(6)), st.integers(1, 6))
-def test_a_key_depends_on_its_sample_and_number_alone(order, n):
+def test_a_key_depends_only_on_its_sample_and_number(order, n):
     samples, numbers = torch.tensor([0, 3, 9999, 1, 2, 70]), torch.tensor([0, 1, 0, 2, 1, 1])
     order = torch.tensor(order[:n])
     together = draws.keys(4, "apgd", samples, numbers)
@@ -153,7 +138,7 @@ def test_a_key_depends_on_its_sample_and_number_alone(order, n):
     assert torch.equal(draws.keys(4, "apgd", samples.int(), numbers), together)
 
 
-def test_seeds_streams_samples_and_numbers_all_tell():
+def test_keys_of_different_seeds_streams_samples_and_numbers_differ():
     samples = torch.arange(1000)
     made = [
         draws.keys(seed, stream, samples, number)
@@ -165,7 +150,7 @@ def test_seeds_streams_samples_and_numbers_all_tell():
     assert torch.equal(draws.keys(0, "a", samples), draws.keys(0, "a", samples, 0))
 
 
-def test_hashed_normals_are_normal_and_their_own():
+def test_hashed_normals_are_normal_and_independent():
     numbers = draws.hashed_normal(draws.keys(0, "apgd", torch.arange(400)), 500)
     assert numbers.isfinite().all()
     far_from_0 = 5 / numbers.numel() ** 0.5
@@ -178,7 +163,7 @@ def test_hashed_normals_are_normal_and_their_own():
     assert not torch.equal(draws.hashed_normal(keys, 4, counter=3), draws.hashed_normal(keys, 4))
 
 
-def test_hashing_neither_asks_for_a_value_nor_moves_the_global_generator():
+def test_hashing_reads_no_value_and_does_not_use_the_global_generator():
     before = torch.get_rng_state()
     draws.hashed(draws.keys(0, "apgd", torch.arange(4)), 3)
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""The driver on a search whose outcomes are written down beforehand: who runs when, and what is judged."""
+"""Continuous batching on a search whose outcomes are given: which rows run when, and which images are judged."""
 
 from itertools import islice
 
@@ -20,7 +20,7 @@ def test_a_sample_runs_until_it_is_broken_and_no_further():
     assert toy.settled == [((0, 0), True), ((1, 0), False), ((2, 0), False), ((1, 1), True), ((2, 1), False)]
 
 
-def test_the_place_of_a_broken_sample_is_taken_at_once_in_the_order_of_the_tries():
+def test_a_waiting_try_takes_the_place_of_a_broken_sample_at_once():
     toy = Toy(3, found={(0, 0): [1]}, real={(0, 0): [1]})
     toy(tries_of(4, 1), slots=2)
     assert toy.rows == [
@@ -34,11 +34,11 @@ def test_the_place_of_a_broken_sample_is_taken_at_once_in_the_order_of_the_tries
     assert toy.begun == [[(0, 0), (1, 0)], [(2, 0)], [(3, 0)]]
 
 
-def test_tries_of_one_sample_may_run_at_the_same_time_and_all_end_when_one_breaks_it():
+def test_all_tries_of_a_sample_end_when_one_breaks_it():
     toy = Toy(6, found={(0, 1): [2]}, real={(0, 1): [2]})
     assert toy([(0, 0), (0, 1), (0, 2), (1, 0)], slots=4) == {0}
     assert toy.took == {(0, 0): 2, (0, 1): 2, (0, 2): 2, (1, 0): 6}
-    assert toy.settled == [((0, 1), True), ((1, 0), False)]  # the other two came to no end
+    assert toy.settled == [((0, 1), True), ((1, 0), False)]  # the other two did not finish
 
 
 def test_two_tries_that_break_a_sample_in_the_same_step_are_both_settled():
@@ -47,7 +47,7 @@ def test_two_tries_that_break_a_sample_in_the_same_step_are_both_settled():
     assert toy.settled == [((0, 0), True), ((0, 1), True)]
 
 
-def test_what_the_model_does_not_confirm_goes_on_and_may_be_confirmed_later():
+def test_a_try_goes_on_until_the_model_confirms_an_error():
     toy = Toy(6, found={(0, 0): [1, 3, 5], (1, 0): [2]}, real={(0, 0): [5]})
     assert toy(tries_of(2, 1), slots=2) == {0}
     assert toy.took == {(0, 0): 5, (1, 0): 6}
@@ -55,8 +55,8 @@ def test_what_the_model_does_not_confirm_goes_on_and_may_be_confirmed_later():
     assert toy.settled == [((0, 0), True), ((1, 0), False)]
 
 
-def test_the_last_image_of_a_try_is_judged_though_the_searched_model_saw_no_error():
-    toy = Toy(4, real={(1, 0): [0]})  # x_adv as it began
+def test_the_last_image_of_a_try_is_judged_even_if_the_view_saw_no_error():
+    toy = Toy(4, real={(1, 0): [0]})  # x_adv at the start
     assert toy(tries_of(2, 1), slots=2) == {1}
     assert toy.judged == [((0, 0), 0), ((1, 0), 0)]
     assert toy.settled == [((0, 0), False), ((1, 0), True)]
@@ -76,15 +76,15 @@ def test_nothing_to_try_asks_no_model():
 
 
 @pytest.mark.parametrize(("tries", "slots", "rows"), [(10, 4, 4), (9, 8, 5), (8, 8, 8), (17, 8, 6), (3, 8, 3)])
-def test_the_rows_are_as_many_in_the_last_turn_as_in_the_others(tries, slots, rows):
+def test_the_last_round_has_as_many_rows_as_the_others(tries, slots, rows):
     toy = Toy(1)
     toy(tries_of(tries, 1), slots=slots)
-    turns = [len(batch) for batch in toy.rows]
-    assert turns[0] == max(turns) == rows
-    assert len(turns) == -(-tries // slots)
+    rounds = [len(batch) for batch in toy.rows]
+    assert rounds[0] == max(rounds) == rows
+    assert len(rounds) == -(-tries // slots)
 
 
-def test_it_may_be_stopped_from_settle_and_nothing_settled_is_lost():
+def test_the_caller_may_stop_at_any_settled_try():
     toy = Toy(3)
     search = Search(lambda *_: {}, toy.advance, steps=3)
     settled = run_tries(search, no_model, toy, [Try("toy", sample, 0) for sample in range(5)], slots=2)
@@ -92,11 +92,11 @@ def test_it_may_be_stopped_from_settle_and_nothing_settled_is_lost():
     assert [one for batch in toy.begun for one in batch] == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
 
-# -- any outcomes
+# -- random outcomes
 
 
 @st.composite
-def worlds(draw):
+def outcomes(draw):
     steps, samples, numbers = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
     tries = tries_of(samples, numbers)
     some_steps = st.lists(st.integers(1, steps), max_size=3)
@@ -107,40 +107,37 @@ def worlds(draw):
     return steps, tries, found, real
 
 
-def shown(one, steps, found):
-    """All that is judged of a try which runs to its end: what it finds, and what it has at the end."""
+def judged_steps(one, found):
+    """The steps whose images are judged in a try that runs to its end."""
     finds = set(found.get(one, ()))
     return finds | {max(finds, default=0)}
 
 
-@settings(max_examples=50)
-@given(worlds(), st.integers(1, 30))
-def test_every_sample_gets_all_its_tries_until_one_breaks_it_whatever_the_slots(world, slots):
-    steps, tries, found, real = world
+@settings(max_examples=25)
+@given(outcomes(), st.integers(1, 30))
+def test_every_sample_gets_all_its_tries_until_one_breaks_it(outcome, slots):
+    steps, tries, found, real = outcome
     toy = Toy(steps, found, real)
     broken = toy(tries, slots=slots)
-    breaking = {one for one in tries if shown(one, steps, found) & set(real.get(one, ()))}
+    breaking = {one for one in tries if judged_steps(one, found) & set(real.get(one, ()))}
     assert broken == {sample for sample, _ in breaking}
-    # who is settled, and how
     settled = dict(toy.settled)
     assert len(settled) == len(toy.settled)
     assert all(was == (one in breaking) for one, was in toy.settled)
     assert {one for one in tries if one[0] not in broken} <= settled.keys()
     assert {sample for (sample, _), was in toy.settled if was} == broken
-    # steps taken
     assert all(toy.took[one] == steps for one, was in toy.settled if not was)
     assert all(count <= steps for count in toy.took.values())
-    # one after the other, each once, in order
     begun = [one for some in toy.begun for one in some]
     assert begun == [one for one in tries if one in set(begun)]
     assert len(set(begun)) == len(begun)
 
 
-@settings(max_examples=50)
-@given(worlds(), st.integers(1, 30))
-def test_a_batch_is_full_as_long_as_there_is_work_and_holds_no_sample_that_is_broken(world, slots):
-    """Replays what was noted: who was broken when a batch ran, and who still waited."""
-    steps, tries, found, real = world
+@settings(max_examples=25)
+@given(outcomes(), st.integers(1, 30))
+def test_the_batch_is_full_while_tries_wait_and_has_no_broken_samples(outcome, slots):
+    """Replays the record: which samples were broken when a batch ran, and which tries waited."""
+    steps, tries, found, real = outcome
     toy = Toy(steps, found, real)
     events = []
     advance, begin = toy.advance, toy.begin
@@ -163,10 +160,3 @@ def test_a_batch_is_full_as_long_as_there_is_work_and_holds_no_sample_that_is_br
             assert not {sample for sample, _ in event} & broken
         elif event[1]:
             broken.add(event[0][0])
-
-
-@settings(max_examples=30)
-@given(worlds(), st.integers(1, 30), st.integers(1, 30))
-def test_outcomes_do_not_depend_on_the_slots(world, one, other):
-    steps, tries, found, real = world
-    assert Toy(steps, found, real)(tries, slots=one) == Toy(steps, found, real)(tries, slots=other)

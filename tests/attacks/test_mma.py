@@ -1,3 +1,5 @@
+"""MMA against a plain implementation."""
+
 import pytest
 import torch
 
@@ -5,7 +7,7 @@ from pixelpart.attacks import draw_noise, mma, pgd, start_point
 
 
 def naive_mma(net, x, y, budget, noises, *, step_size, steps):
-    """One sample at a time: PGD on z_t - z_y for the likeliest wrong classes, then a plain maximum over the results."""
+    """One sample at a time: PGD on z_t - z_y for the most likely wrong classes, then the maximum."""
     net, kept, chosen = net.eval(), [], []
     for i in range(len(x)):
         one, label, b = x[i : i + 1], int(y[i]), budget[i : i + 1]
@@ -27,14 +29,14 @@ def naive_mma(net, x, y, budget, noises, *, step_size, steps):
     return torch.cat(kept), chosen
 
 
-@pytest.mark.parametrize("steps", [0, 5])  # 0: a class that was nobody's target may lead
-def test_keeps_the_best_of_its_targets_as_a_naive_search_does(steps, make_net, make_batch):
+@pytest.mark.parametrize("steps", [0, 5])  # 0: a class that was no target may lead
+def test_keeps_the_best_of_its_targets_like_a_plain_implementation(steps, make_net, make_batch):
     x, y, budget = make_batch(24, dtype=torch.float64)
     budget = 4 * budget
     g = torch.Generator().manual_seed(0)
     noises = [draw_noise(x, kind="uniform", generator=g) for _ in range(3)]
     expected, chosen = naive_mma(make_net(dtype=torch.float64), x, y, budget, noises, step_size=0.1, steps=steps)
-    assert set(chosen) == {0, 1, 2}  # every target wins somewhere, or the test shows nothing
+    assert set(chosen) == {0, 1, 2}  # every target wins somewhere, or the test shows little
     x_adv = mma(make_net(dtype=torch.float64), x, y, budget, step_size=0.1, steps=steps)
     torch.testing.assert_close(x_adv, expected, atol=1e-15, rtol=0)
 
@@ -60,7 +62,7 @@ def test_with_two_classes_it_is_margin_pgd(make_net, make_batch):
 
 
 @pytest.mark.parametrize("steps", [0, 4])
-def test_more_targets_than_wrong_classes_are_all_of_them(steps, make_net, make_batch):
+def test_more_targets_than_wrong_classes_use_all_of_them(steps, make_net, make_batch):
     net, (x, y, budget) = make_net(3), make_batch(24, classes=3)
     settings = {"step_size": 0.02, "steps": steps}
     assert torch.equal(mma(net, x, y, budget, targets=9, **settings), mma(net, x, y, budget, targets=2, **settings))

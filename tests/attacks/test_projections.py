@@ -1,9 +1,9 @@
-"""The projections onto the balls of l2 and l1, within [0,1], and who is inside."""
+"""The projections onto the balls of l2 and l1 within [0, 1], and `inside`."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
@@ -11,7 +11,6 @@ from pixelpart.attacks.ball import inside, length, project_l1, project_l2, unit
 from walks import NORMS
 
 PROJECTIONS = {"l2": project_l2, "l1": project_l1}
-quick = settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def row(*values, dtype=torch.float64):
@@ -23,7 +22,7 @@ def radii(*values):
 
 
 def frame(b, n, seed, dtype=torch.float64):
-    """Images of n pixels, a third of them at 0 or 1, and others as far as 2 away, most of the changes small."""
+    """Images of n pixels, a third of them at 0 or 1, and images up to 2 away, most of the changes small."""
     g = torch.Generator().manual_seed(seed)
     x = (3 * torch.rand(b, 1, 1, n, generator=g, dtype=dtype) - 1).clamp(0, 1)
     return x, x + 2 * (2 * torch.rand(x.shape, generator=g, dtype=dtype) - 1) ** 3
@@ -31,11 +30,11 @@ def frame(b, n, seed, dtype=torch.float64):
 
 def test_the_l1_projection_by_hand():
     x = row(0.5, 0.5, 0.5, 0.0, 1.0)
-    far = row(0.9, 0.3, 0.55, -0.5, 0.9)  # changes 0.4, -0.2, 0.05, none there is room for, -0.1
+    far = row(0.9, 0.3, 0.55, -0.5, 0.9)  # changes 0.4, -0.2, 0.05, one without room, -0.1
     torch.testing.assert_close(project_l1(far, x, 1.0), row(0.9, 0.3, 0.55, 0.0, 0.9))
     torch.testing.assert_close(project_l1(far, x, 0.4), row(0.8, 0.4, 0.5, 0.0, 1.0))  # each 0.1 less, down to 0
     torch.testing.assert_close(project_l1(far, x, 0.1), row(0.6, 0.5, 0.5, 0.0, 1.0))
-    # both far out of the box: 0.1 of room goes first, and the other has what is left of the radius
+    # both far outside [0, 1]: the first uses its room of 0.1, the second the rest of the radius
     torch.testing.assert_close(project_l1(row(2.0, 1.5), row(0.9, 0.2), 0.4), row(1.0, 0.5))
 
 
@@ -46,13 +45,13 @@ def test_the_l2_projection_by_hand():
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 6), radius=st.floats(0.01, 4))
-@settings(deadline=None, max_examples=40)
-def test_the_l1_projection_is_what_an_optimiser_finds(seed, n, radius):
+@settings(deadline=None, max_examples=20)
+def test_the_l1_projection_equals_that_of_an_optimiser(seed, n, radius):
     x, far = frame(1, n, seed)
     found = project_l1(far, x, radius).flatten().numpy()
     x, far = x.flatten().numpy(), far.flatten().numpy()
     assert np.abs(found - x).sum() <= radius + 1e-12
-    # the changes up and down are variables of their own, so that the norm is linear in them
+    # increases and decreases are separate variables, so that the norm is linear
     bounds = [(0, 1 - value) for value in x] + [(0, value) for value in x]
     best = minimize(
         lambda d: ((x + d[:n] - d[n:] - far) ** 2).sum(),
@@ -65,32 +64,9 @@ def test_the_l1_projection_is_what_an_optimiser_finds(seed, n, radius):
     assert ((found - far) ** 2).sum() <= best.fun + 1e-6
 
 
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 60), radius=st.floats(0, 20), twice=st.booleans())
-@settings(deadline=None, max_examples=60)
-def test_the_l1_projection_takes_as_much_off_every_pixel_that_is_free(seed, n, radius, twice):
-    x, far = frame(5, n, seed)
-    if twice:  # pixels alike, so that many reach their ends at once
-        x, far = x.repeat(1, 1, 1, 2), far.repeat(1, 1, 1, 2)
-    near = project_l1(far, x, radius)
-    wished, left = (far - x).flatten(1), (near - x).flatten(1)
-    assert ((left == 0) | (left.sign() == wished.sign())).all()
-    assert ((near >= 0) & (near <= 1)).all()
-    room = torch.where(wished > 0, 1 - x.flatten(1), x.flatten(1))
-    reach = room.minimum(wished.abs())
-    torch.testing.assert_close(left.abs().sum(1), reach.sum(1).clamp(max=radius), atol=1e-12, rtol=1e-12)
-    taken = wished.abs() - left.abs()
-    free = (left.abs() > 1e-9) & (left.abs() < room - 1e-9)
-    gone, full = (((edge - left.abs()).abs() <= 1e-9) & (room > 1e-9) for edge in (torch.zeros_like(room), room))
-    for i in free.any(1).nonzero()[:, 0]:
-        level = taken[i, free[i]]
-        assert level.max() - level.min() < 1e-9
-        assert (taken[i, gone[i]] <= level.max() + 1e-9).all()  # it had no more to give
-        assert (taken[i, full[i]] >= level.min() - 1e-9).all()  # it would have gone further
-
-
 @given(seed=st.integers(0, 10**6), radius=st.floats(0.01, 30))
-@settings(deadline=None, max_examples=30)
-def test_the_l1_projection_is_the_reference_s(seed, radius):
+@settings(deadline=None, max_examples=15)
+def test_the_l1_projection_equals_that_of_the_reference(seed, radius):
     autopgd = pytest.importorskip("pyautoattack.autopgd_base")
     x, far = frame(4, 48, seed, torch.float32)
     expected = far + autopgd.L1_projection(x, far - x, radius)
@@ -103,8 +79,8 @@ def test_the_l1_projection_is_the_reference_s(seed, radius):
     radius=st.floats(0, 30) | st.floats(0, 0.03),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-@settings(deadline=None, max_examples=40)
-def test_a_projection_lies_inside_and_what_lies_inside_stays(norm, seed, radius, dtype):
+@settings(deadline=None, max_examples=20)
+def test_a_projection_is_inside_and_leaves_what_is_inside(norm, seed, radius, dtype):
     x, far = frame(6, 300, seed, dtype)
     near = PROJECTIONS[norm](far, x, radius)
     assert inside(near, x, radius, norm=norm).all()
@@ -136,7 +112,7 @@ def test_inside_by_hand():
     assert inside(near, x, 0.5).tolist() == [True, True, False, True, True]
 
 
-def test_a_unit_vector_does_not_depend_on_how_small_the_gradient_is():
+def test_a_unit_vector_does_not_depend_on_the_size_of_the_gradient():
     way = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     way[2] = 0
     for scale in (1, 1e-6, 1e-25, 1e20):

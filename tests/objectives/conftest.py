@@ -3,7 +3,7 @@ import torch
 
 
 class Lookup:
-    """A stand-in model whose logits are given: images of zeros get the clean ones, images of ones the adversarial."""
+    """A model with given logits: images of zeros give the clean logits, images of ones the adversarial."""
 
     def __init__(self, clean, adv):
         self.answers = {0.0: clean, 1.0: adv}
@@ -14,7 +14,7 @@ class Lookup:
 
 @pytest.fixture
 def from_logits():
-    """An objective on logits that the test writes down."""
+    """Calls an objective with given logits."""
 
     def call(objective, clean, adv, y, **settings):
         x = torch.zeros(len(y), 3, 1, 1, dtype=clean.dtype)

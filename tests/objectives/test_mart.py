@@ -26,12 +26,12 @@ def test_mart_by_hand(from_logits):
 
 
 def test_mart_of_a_mixed_image_by_hand(from_logits):
-    """p = (.5, .25, .25), q = (.25, .5, .25), target (.75, .25, 0): the label is 0, the likeliest other class 1."""
+    """p = (.5, .25, .25), q = (.25, .5, .25), target (.75, .25, 0): the label is 0, the most likely other class 1."""
     clean, adv = (torch.tensor([v], dtype=torch.float64).log() for v in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
     target = torch.tensor([[0.75, 0.25, 0.0]], dtype=torch.float64)
     boosted = 0.75 * math.log(4) + 0.25 * math.log(2) + math.log(2)
-    sure = 0.75 * 0.5 + 0.25 * 0.25
-    expected = boosted + 2.0 * 0.25 * math.log(2) * (1 - sure)
+    confidence = 0.75 * 0.5 + 0.25 * 0.25
+    expected = boosted + 2.0 * 0.25 * math.log(2) * (1 - confidence)
     assert from_logits(mart, clean, adv, target, beta=2.0).item() == pytest.approx(expected)
 
 
@@ -63,7 +63,7 @@ def test_mart_is_finite_on_extreme_logits(classes, from_logits):
             assert all(grad.isfinite().all() for grad in torch.autograd.grad(loss, (clean, adv)))
 
 
-def test_a_sure_and_wrong_prediction_costs_what_its_logits_say(from_logits):
-    """In float32 1 - p is 0 here; over the logits the cost is still their distance: 2 x 200, and none for the KL."""
+def test_a_confident_wrong_prediction_costs_the_distance_of_its_logits(from_logits):
+    """In float32 1 - p is 0 here; computed from the logits the loss is 2 x 200, and 0 for the KL."""
     z = torch.tensor([[0.0, 200.0]])
     assert from_logits(mart, z, z, torch.tensor([0])).item() == pytest.approx(400.0)

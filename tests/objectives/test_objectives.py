@@ -1,4 +1,4 @@
-"""What every objective in the table keeps to."""
+"""Claims that every objective in the table satisfies."""
 
 import copy
 import inspect
@@ -27,13 +27,13 @@ def batch(classes=5):
     return x, (x + 0.3 * torch.rand(x.shape, generator=g)).clamp(0, 1), torch.randint(classes, (6,), generator=g)
 
 
-def test_the_entry_tells_the_truth(objective):
+def test_the_entry_matches_the_function(objective):
     assert objective.inner in LOSSES
     assert objective.start in ("uniform", "normal", "none")
     assert objective.weighted == ("beta" in inspect.signature(objective.loss).parameters)
 
 
-def test_batch_norm_sees_clean_and_adversarial_images_apart(objective):
+def test_batch_norm_sees_clean_and_adversarial_images_in_separate_batches(objective):
     x, x_adv, y = batch()
     model, reference, joint = (network().train() for _ in range(3))
     objective.loss(model, x, x_adv, y)
@@ -67,7 +67,7 @@ def test_a_label_and_its_probabilities_give_the_same_loss_and_gradients(objectiv
 
 
 @pytest.mark.parametrize("classes", [2, 200])
-def test_few_and_many_classes_give_a_loss_to_train_on(objective, classes):
+def test_few_and_many_classes_give_a_finite_loss_and_gradient(objective, classes):
     x, x_adv, y = batch(classes)
     model = network(classes).train()
     loss = objective.loss(model, x, x_adv, y)
@@ -78,7 +78,7 @@ def test_few_and_many_classes_give_a_loss_to_train_on(objective, classes):
     assert model[-1].weight.grad.abs().max() > 0
 
 
-def test_asks_no_tensor_for_its_value(objective):
+def test_reads_no_value_of_a_tensor(objective):
     """Fake tensors have shapes and no values: what runs on them can be captured into a CUDA graph."""
     with FakeTensorMode():
         model, x, y = network(), torch.rand(6, 3, 4, 4), torch.zeros(6, dtype=torch.long)

@@ -35,7 +35,7 @@ def test_trades_equals_the_published_formula_in_value_and_gradient(beta, k, from
         torch.testing.assert_close(mine, other)
 
 
-def test_beta_is_six_unless_told(from_logits, draw_logits):
+def test_the_default_beta_is_six(from_logits, draw_logits):
     clean, adv, y = draw_logits(2)
     assert torch.equal(from_logits(trades, clean, adv, y), from_logits(trades, clean, adv, y, beta=6.0))
 

@@ -1,4 +1,4 @@
-"""AutoAttack cut short, and a model under which its outcome is known."""
+"""AutoAttack with few steps, and a model for which its outcome is known."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from pixelpart.attacks.square import square_search
 
 
 def short(steps=10, queries=30, restarts=1):
-    """AutoAttack's standard version, or its plus version with restarts, cut short."""
+    """AutoAttack standard, or plus if there are restarts, with few steps."""
     first = {"apgd-ce": apgd_search(steps=steps, restarts=restarts)}
     aimed = {"apgd-t": apgd_search(steps=steps, targets=9), "fab-t": fab_search(steps=steps)}
     last = {"square": square_search(queries)}
@@ -20,7 +20,7 @@ def short(steps=10, queries=30, restarts=1):
 
 
 class Plane(nn.Module):
-    """A linear classifier: what the worst change within a budget does to it can be written down."""
+    """A linear classifier: the effect of the worst change within a budget is known."""
 
     def __init__(self, classes=5, size=4, dtype=torch.float32):
         super().__init__()
@@ -48,7 +48,7 @@ class Plane(nn.Module):
 
 
 def right_labels(model, x, wrong=3):
-    """What the model says, but for the first few images."""
+    """The model's predictions, wrong for the first few images."""
     y = model(x).argmax(1)
     classes = model(x).shape[1]
     y[:wrong] = (y[:wrong] + 1) % classes

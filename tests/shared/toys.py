@@ -1,4 +1,4 @@
-"""A search whose outcomes are written down beforehand."""
+"""A search whose outcomes are given."""
 
 from collections import Counter
 
@@ -14,15 +14,15 @@ def no_model(x):
 
 
 class OnCuda(Tensor):
-    """A tensor that says it is on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     is_cuda = True
 
 
 class Toy(Samples):
-    """A search of `steps` steps that finds something for a try at the steps written down, and notes its calls.
+    """A search of `steps` steps that finds something for a try at the given steps, and records its calls.
 
-    x_adv is the number of the step, from 1, that found it last, 0 before. `real` has those that break the model.
+    x_adv is the number of the last step, from 1, that found something, else 0. `real` has those that break the model.
     `found` and `real` map (sample, number) to steps.
     """
 

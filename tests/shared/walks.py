@@ -1,4 +1,4 @@
-"""Auto-PGD as a search, taken step by step, and the radii it is tried with in l2 and l1."""
+"""Auto-PGD as a search, step by step, and the radii it is tested with in l2 and l1."""
 
 import torch
 
@@ -9,7 +9,7 @@ RADII = {"l2": 0.1, "l1": 0.4}
 
 
 class Watched:
-    """A model that keeps the images it is asked about."""
+    """A model that records the images it is called with."""
 
     def __init__(self, net):
         self.net, self.seen = net.eval().requires_grad_(False), []
@@ -20,13 +20,14 @@ class Watched:
 
 
 def begun(search, net, x, y, budget, keys=None):
-    """The state of a search before its first step; the target is the likeliest wrong class."""
+    """The state of a search before its first step; the target is the most likely wrong class."""
     keys = torch.arange(len(x)) if keys is None else keys
     return search.begin(x, y, budget_per_sample(budget, x), keys, target_classes(net.eval()(x).detach(), y, 0))
 
 
 @torch.no_grad()
-def walked(search, net, state, steps=None):
+def advanced(search, net, state, steps=None):
+    """The state after the search's steps."""
     for _ in range(search.steps if steps is None else steps):
         state = search.advance(net, state)
     return state
