@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from pixelpart.config import validation_message
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
-from pixelpart.evaluation.corruptions import FILE, mean_of
+from pixelpart.evaluation.corruptions import FILE, mean_accuracy
 from pixelpart.evaluation.store import read_flags
 from pixelpart.report.formatting import count, percent
 from pixelpart.report.run import Measurement, Record, ReportedRun
@@ -90,7 +90,7 @@ def _corruption_row(
     flags = [read_flags(run.path, m.entry) for m in cells.values()]
     known = [array for array in flags if array is not None]
     if len(known) == len(flags):
-        accuracy, *interval = mean_of(np.stack(known))
+        accuracy, *interval = mean_accuracy(np.stack(known))
     first = next(iter(cells.values()))
     levels = f"{count(len(names), 'corruption')} at severity {', '.join(map(str, severities))}"
     return CorruptionRow(

@@ -124,4 +124,5 @@ def hunted(monkeypatch):
 def corner_set(monkeypatch):
     monkeypatch.setitem(data.SETS, "corners", SET)
     monkeypatch.setattr(surrogate, "BATCH_SIZE", 16)
+    monkeypatch.setattr(surrogate, "EPOCHS", 4)
     monkeypatch.setattr(behaviours, "POINTS", 20)

@@ -42,6 +42,7 @@ def trained(seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(data.SETS, "corners", SET)
         patch.setattr(surrogate, "BATCH_SIZE", 16)
+        patch.setattr(surrogate, "EPOCHS", 4)
         return surrogate.train_surrogate("corners", eps=8 / 255, seed=seed, device=torch.device("cpu"))
 
 

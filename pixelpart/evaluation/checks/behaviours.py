@@ -1,4 +1,4 @@
-"""The five behaviours that give obfuscated gradients away (Athalye, Carlini and Wagner 2018), each with its rule."""
+"""The five behaviours that reveal obfuscated gradients (Athalye, Carlini and Wagner 2018), each with its threshold."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -19,20 +19,19 @@ from pixelpart.types import Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed
 
 STEPS = 20
-POINTS = 100  # sampled in the ball of each image
-# Shares of the images; one image is always allowed.
-REST = 0.01  # that may be left where nothing should be
-ELSEWHERE = 0.02  # that may fall to another attack alone; to another random start of PGD-20 about 1 % do
-AVERAGED = 0.03  # that may fall to a step by averaged gradients alone; of honest models up to 1.5 % were seen to
-HALF = 0.5  # with this eps every image can be made grey, about which a model can be right for one class alone
-
+POINTS = 100  # random points in the ball of each image
+# Largest shares of the images; one image is always allowed.
+MAX_LEFT = 0.01  # correct where none should be
+MAX_OTHER_ONLY = 0.02  # broken only by another attack; another random start of PGD-20 breaks about 1 %
+MAX_AVERAGED_ONLY = 0.03  # broken only by a step along averaged gradients; up to 1.5 % of sound models
+GREY_EPS = 0.5  # with this eps every image can become uniformly grey, which is correct for one class at most
 
 EXPECTED, SUSPICIOUS, SKIPPED = "as expected", "suspicious", "skipped"
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """One of the five: what was found, in words and numbers, the rule it was held to, and the verdict."""
+class BehaviourResult:
+    """The result for one behaviour: what was found, in words and numbers, the rule, and the verdict."""
 
     name: str
     found: str
@@ -42,42 +41,42 @@ class Behaviour:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A model, and how it is attacked: starts, length of steps and verdict are those of `evaluate`'s pgd20."""
+class CheckedModel:
+    """A model, its images and the attack's settings; starts and verdicts are those of pgd20 in `evaluate`."""
 
     model: nn.Module
     pictures: ImageSet
-    right: Flags  # to begin with
+    correct: Flags  # without an attack
     eps: float
     step_size: float
     seed: int
     batch_size: int
     progress: Progress
 
-    def after(self, what: str, attempt: Attempt, *, right: Flags | None = None, tries: int = 1) -> Flags:
-        """Which of the images that are right stay so."""
+    def robust(self, title: str, attempt: Attempt, *, correct: Flags | None = None, tries: int = 1) -> Flags:
+        """Which of the correct images remain correct."""
         n = len(self.pictures)
         return after_tries(
             attempt,
             self.pictures,
-            correct=self.right if right is None else right,
+            correct=self.correct if correct is None else correct,
             tries=tries,
             batch_size=self.batch_size,
-            report=lambda settled, left: self.progress(what, settled, n, ""),
+            report=lambda done, left: self.progress(title, done, n, ""),
         )
 
-    def pgd20(self, *, eps: float | None = None, through: Model | None = None) -> Attempt:
-        """PGD by the gradients of the model, or of another, within eps or another.
+    def pgd20(self, *, eps: float | None = None, gradients_of: Model | None = None) -> Attempt:
+        """PGD along the gradients of the model, or of another model, with its eps or another.
 
-        Steps grow with eps: 20 of 2/255 cannot cross 64/255. The start is that of the own eps, however large the ball:
-        on noise without limits a model errs before any gradient is asked.
+        Step sizes grow with eps: 20 steps of 2/255 cannot cross 64/255. The start is within the model's own eps, since
+        a model errs on unbounded noise, before any gradient is used.
         """
         limit = self.eps if eps is None else eps
-        length = self.step_size * limit / self.eps
+        step_size = self.step_size * limit / self.eps
 
         def attempt(index: Tensor, x: Images, y: Labels, number: int) -> Flags:
             start = start_images(index, x, self.eps, kind="pgd", steps=STEPS, seed=self.seed, restart=number)
-            x_adv = pgd(through or self.model, x, y, limit, step_size=length, steps=STEPS, start=start)
+            x_adv = pgd(gradients_of or self.model, x, y, limit, step_size=step_size, steps=STEPS, start=start)
             return errs_inside(self.model, x, x_adv, y, eps=limit)
 
         return attempt
@@ -87,8 +86,8 @@ class Trial:
         x_adv = pgd(self.model, x, y, self.eps, step_size=self.eps, steps=1, start="none")
         return errs_inside(self.model, x, x_adv, y, eps=self.eps)
 
-    def averaged(self, index: Tensor, x: Images, y: Labels, number: int) -> Flags:
-        """x + eps sign(sum of sign(gradient) over 20 random points of the ball): ripples of the model average out."""
+    def averaged_step(self, index: Tensor, x: Images, y: Labels, number: int) -> Flags:
+        """x + eps sign(sum of sign(gradient) over 20 random points of the ball), which averages out ripples."""
         total = torch.zeros_like(x)
         for point in range(STEPS):
             noise = start_noise(index, x, stream="check/averaged", seed=self.seed, number=point)
@@ -98,94 +97,102 @@ class Trial:
             total += torch.autograd.grad(loss, near)[0].sign()
         return errs_inside(self.model, x, project(x + self.eps * total.sign(), x, self.eps), y, eps=self.eps)
 
-    def sample(self, index: Tensor, x: Images, y: Labels, number: int) -> Flags:
+    def random_point(self, index: Tensor, x: Images, y: Labels, number: int) -> Flags:
         noise = start_noise(index, x, stream="check/random", seed=self.seed, number=number)
         return errs_inside(self.model, x, start_point(x, self.eps, noise, kind="uniform"), y, eps=self.eps)
 
     def share(self, flags: Flags) -> float:
         return int(flags.sum()) / len(self.pictures)
 
-    def too_many(self, count: int, share: float = REST) -> bool:
+    def exceeds(self, count: int, share: float) -> bool:
         return count > max(1, share * len(self.pictures))
 
 
-def one_step(trial: Trial, left: Flags) -> Behaviour:
-    """One step must not find what twenty miss: then the way there is blocked, not the place."""
-    after, averaged = trial.after("one step", trial.fgsm), trial.after("one averaged step", trial.averaged)
-    only, smooth = int((left & ~after).sum()), int((left & ~averaged).sum())
-    return Behaviour(
+def one_step(checked: CheckedModel, under_pgd: Flags) -> BehaviourResult:
+    """One step must not break images that twenty steps do not."""
+    fgsm = checked.robust("one step", checked.fgsm)
+    averaged = checked.robust("one averaged step", checked.averaged_step)
+    fgsm_only, averaged_only = (int((under_pgd & ~after).sum()) for after in (fgsm, averaged))
+    numbers = {"fgsm": checked.share(fgsm), "averaged": checked.share(averaged), "pgd20": checked.share(under_pgd)}
+    return BehaviourResult(
         "one step",
-        f"FGSM leaves {trial.share(after):.2%} right, by a gradient averaged over the ball "
-        f"{trial.share(averaged):.2%}, PGD-20 {trial.share(left):.2%}; {only} and {smooth} fall to one step alone",
-        f"at most {ELSEWHERE:.0%} of the images fall to one step and not to twenty, {AVERAGED:.0%} to an averaged one",
-        _verdict(trial.too_many(only, ELSEWHERE) or trial.too_many(smooth, AVERAGED)),
-        {"fgsm": trial.share(after), "averaged": trial.share(averaged), "pgd20": trial.share(left), "fgsm_only": only,
-         "averaged_only": smooth},
-    )  # fmt: skip
+        f"accuracy is {numbers['fgsm']:.2%} under FGSM, {numbers['averaged']:.2%} under one step along averaged "
+        f"gradients and {numbers['pgd20']:.2%} under PGD-20; {fgsm_only} and {averaged_only} images are broken by one "
+        "step only",
+        f"at most {MAX_OTHER_ONLY:.0%} of the images are broken by FGSM only, "
+        f"at most {MAX_AVERAGED_ONLY:.0%} by the averaged step only",
+        _verdict(checked.exceeds(fgsm_only, MAX_OTHER_ONLY) or checked.exceeds(averaged_only, MAX_AVERAGED_ONLY)),
+        numbers | {"fgsm_only": fgsm_only, "averaged_only": averaged_only},
+    )
 
 
-def black_box(trial: Trial, left: Flags, other: nn.Module | None, about: str) -> Behaviour:
-    """Images made on another model must not break what images made on the model itself do not."""
-    name, rule = "black box", f"at most {ELSEWHERE:.0%} of the images fall to another model's PGD-20 and not to the own"
-    if other is None:
-        return Behaviour(name, about, rule, SKIPPED)
-    with borrowed(other) as through:
-        accurate = trial.share(natural(through, trial.pictures, batch_size=trial.batch_size))
-        after = trial.after(name, trial.pgd20(through=through))
-    only = int((left & ~after).sum())
-    return Behaviour(
+def black_box(
+    checked: CheckedModel, under_pgd: Flags, surrogate: nn.Module | None, description: str
+) -> BehaviourResult:
+    """Adversarial images of another model must not break images that the model's own gradients do not.
+
+    `description` is that of the surrogate, or why there is none.
+    """
+    name, rule = "black box", f"at most {MAX_OTHER_ONLY:.0%} of the images are broken through the other model only"
+    if surrogate is None:
+        return BehaviourResult(name, description, rule, SKIPPED)
+    with borrowed(surrogate) as other:
+        accuracy = checked.share(natural(other, checked.pictures, batch_size=checked.batch_size))
+        after = checked.robust(name, checked.pgd20(gradients_of=other))
+    only = int((under_pgd & ~after).sum())
+    return BehaviourResult(
         name,
-        f"PGD-20 on {about} ({accurate:.2%} right) leaves {trial.share(after):.2%} right, on the model itself "
-        f"{trial.share(left):.2%}; {only} fall to the other alone",
+        f"accuracy is {checked.share(after):.2%} under PGD-20 through {description} ({accuracy:.2%} accurate) and "
+        f"{checked.share(under_pgd):.2%} under PGD-20 on the model itself; {only} images are broken through the other "
+        "model only",
         rule,
-        _verdict(trial.too_many(only, ELSEWHERE)),
-        {"surrogate": about, "surrogate_natural": accurate, "transfer": trial.share(after),
-         "pgd20": trial.share(left), "transfer_only": only},
+        _verdict(checked.exceeds(only, MAX_OTHER_ONLY)),
+        {"surrogate": description, "surrogate_natural": accuracy, "transfer": checked.share(after),
+         "pgd20": checked.share(under_pgd), "transfer_only": only},
     )  # fmt: skip
 
 
-def unbounded(trial: Trial) -> Behaviour:
-    """With no limit but [0,1] an attack must reach everything."""
-    after = trial.after("unbounded", trial.pgd20(eps=1.0))
-    return Behaviour(
+def unbounded(checked: CheckedModel) -> BehaviourResult:
+    """Without a limit other than [0,1], an attack must break every image."""
+    after = checked.robust("unbounded", checked.pgd20(eps=1.0))
+    return BehaviourResult(
         "unbounded",
-        f"PGD-20 with eps 1 leaves {trial.share(after):.2%} right",
-        f"at most {REST:.0%} of the images stay right",
-        _verdict(trial.too_many(int(after.sum()))),
-        {"unbounded": trial.share(after)},
+        f"accuracy is {checked.share(after):.2%} under PGD-20 with eps 1",
+        f"at most {MAX_LEFT:.0%} of the images remain correct",
+        _verdict(checked.exceeds(int(after.sum()), MAX_LEFT)),
+        {"unbounded": checked.share(after)},
     )
 
 
-def random_points(trial: Trial, left: Flags) -> Behaviour:
-    """Points drawn blindly must not break what the gradient does not."""
-    after = trial.after("random", trial.sample, right=left, tries=POINTS)
-    only = int((left & ~after).sum())
-    return Behaviour(
+def random_points(checked: CheckedModel, under_pgd: Flags) -> BehaviourResult:
+    """Random points must not break images that gradients do not."""
+    after = checked.robust("random", checked.random_point, correct=under_pgd, tries=POINTS)
+    only = int((under_pgd & ~after).sum())
+    return BehaviourResult(
         "random",
-        f"{POINTS} random points in the ball break {only} of {int(left.sum())} images that PGD-20 does not",
-        f"at most {REST:.0%} of the images fall to them and not to PGD-20",
-        _verdict(trial.too_many(only)),
-        {"points": POINTS, "random_only": only, "pgd20": trial.share(left)},
+        f"{POINTS} random points in the ball break {only} of {int(under_pgd.sum())} images that PGD-20 does not break",
+        f"at most {MAX_LEFT:.0%} of the images are broken by random points only",
+        _verdict(checked.exceeds(only, MAX_LEFT)),
+        {"points": POINTS, "random_only": only, "pgd20": checked.share(under_pgd)},
     )
 
 
-def growing_eps(trial: Trial, left: Flags) -> Behaviour:
-    """A larger ball holds the smaller one, so accuracy falls, and nearly to nothing once every image can be grey."""
-    counts, eps = {trial.eps: int(left.sum())}, trial.eps
-    while eps < HALF:
+def growing_eps(checked: CheckedModel, under_pgd: Flags) -> BehaviourResult:
+    """A larger ball contains the smaller one, so accuracy must fall, to nearly 0 once every image can become grey."""
+    counts, eps = {checked.eps: int(under_pgd.sum())}, checked.eps
+    while eps < GREY_EPS:
         eps = min(1.0, 2 * eps)
-        counts[eps] = int(trial.after(f"eps {write_fraction(eps)}", trial.pgd20(eps=eps)).sum())
-    falls = list(counts.values())
-    rises = any(trial.too_many(later - earlier) for earlier, later in itertools.pairwise(falls))
-    shares = {str(write_fraction(eps)): count / len(trial.pictures) for eps, count in counts.items()}
-    return Behaviour(
+        counts[eps] = int(checked.robust(f"eps {write_fraction(eps)}", checked.pgd20(eps=eps)).sum())
+    rises = any(checked.exceeds(b - a, MAX_LEFT) for a, b in itertools.pairwise(counts.values()))
+    shares = {str(write_fraction(eps)): count / len(checked.pictures) for eps, count in counts.items()}
+    return BehaviourResult(
         "growing eps",
-        "PGD-20 leaves " + ", ".join(f"{share:.2%} at {eps}" for eps, share in shares.items()),
-        f"it never rises, by more than {REST:.0%}, and falls to {REST:.0%} at most",
-        _verdict(rises or trial.too_many(falls[-1])),
+        "accuracy under PGD-20 is " + ", ".join(f"{share:.2%} at {eps}" for eps, share in shares.items()),
+        f"accuracy never rises by more than {MAX_LEFT:.0%} and falls to at most {MAX_LEFT:.0%}",
+        _verdict(rises or checked.exceeds(counts[eps], MAX_LEFT)),
         {"accuracy": shares},
     )
 
 
-def _verdict(bad: bool) -> str:
-    return SUSPICIOUS if bad else EXPECTED
+def _verdict(suspicious: bool) -> str:
+    return SUSPICIOUS if suspicious else EXPECTED

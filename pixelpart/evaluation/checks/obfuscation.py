@@ -1,8 +1,9 @@
-"""`check`: does a model resist attacks, or only hide its gradients? Five behaviours as one report, a verdict each."""
+"""`check`: does a model resist attacks, or does it only hide its gradients? A verdict on each of five behaviours."""
 
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,8 @@ from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, split
 from pixelpart.errors import UserError
 from pixelpart.evaluation import store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
-from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.checks.behaviours import (
-    EXPECTED,
-    STEPS,
-    SUSPICIOUS,
-    Behaviour,
-    Trial,
-    black_box,
-    growing_eps,
-    one_step,
-    random_points,
-    unbounded,
-)
+from pixelpart.evaluation.checks import behaviours, sanity
+from pixelpart.evaluation.checks.behaviours import EXPECTED, STEPS, SUSPICIOUS, BehaviourResult, CheckedModel
 from pixelpart.evaluation.checks.surrogate import MAX_TRAINING_IMAGES, train_surrogate
 from pixelpart.evaluation.image_set import ImageSet
 from pixelpart.evaluation.measure import natural
@@ -42,40 +32,42 @@ from pixelpart.runtime.progress import Progress, silent
 from pixelpart.view.borrow import borrowed
 
 SCHEMA = 1  # layout of check.json
-IMAGES = 1000  # looked at unless told otherwise
-WHITE_BOX = ("apgd-ce", "apgd-t", "fab-t")  # AutoAttack's parts that follow gradients
+DEFAULT_IMAGES = 1000
 
 
 @dataclass(frozen=True)
 class ObfuscationReport:
-    """The five behaviours, what else speaks against the figures, and what was looked at."""
+    """The results for the five behaviours, warnings, and the settings of the check."""
 
-    behaviours: list[Behaviour]
+    behaviours: list[BehaviourResult]
     warnings: list[str]
     facts: dict[str, Any]
-    kept: Path | None = None  # the check.json
+    kept: Path | None = None  # the check.json written
 
-    def __getitem__(self, name: str) -> Behaviour:
-        return next(one for one in self.behaviours if one.name == name)
+    def __getitem__(self, name: str) -> BehaviourResult:
+        return next(behaviour for behaviour in self.behaviours if behaviour.name == name)
+
+    @property
+    def suspicious(self) -> list[str]:
+        """The names of suspicious behaviours, and "warnings" if there are any."""
+        names = [behaviour.name for behaviour in self.behaviours if behaviour.verdict == SUSPICIOUS]
+        return [*names, "warnings"] if self.warnings else names
 
     @property
     def verdict(self) -> str:
-        """Suspicious if one behaviour is, or if there is a warning."""
-        bad = self.warnings or any(one.verdict == SUSPICIOUS for one in self.behaviours)
-        return SUSPICIOUS if bad else EXPECTED
+        return SUSPICIOUS if self.suspicious else EXPECTED
 
     def as_json(self) -> dict[str, Any]:
-        found = [asdict(one) for one in self.behaviours]
+        results = [asdict(behaviour) for behaviour in self.behaviours]
         return store.sealed({
-            "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": found,
+            "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": results,
             "warnings": self.warnings,
         })  # fmt: skip
 
     def __str__(self) -> str:
         lines = [f"{one.name:<11}  {one.verdict:<11}  {one.found}" for one in self.behaviours]
         lines += [f"* {warning}" for warning in self.warnings]
-        bad = [one.name for one in self.behaviours if one.verdict == SUSPICIOUS]
-        why = f": {', '.join([*bad, *(['warnings'] if self.warnings else [])])}" if bad or self.warnings else ""
+        why = f": {', '.join(self.suspicious)}" if self.suspicious else ""
         return "\n".join([*lines, f"verdict: {self.verdict}{why}; n = {self.facts['n']}"])
 
 
@@ -97,13 +89,13 @@ def check(
     root: str | Path | None = None,
     out: str | Path | None = None,
 ) -> ObfuscationReport:
-    """Whether a model shows the five behaviours of obfuscated gradients, on the first 1000 test images or `images`.
+    """Whether a model shows the five behaviours of obfuscated gradients, on the first `images` test images (or 1000).
 
     `subject`, `data`, `checkpoint`, `root` and `out` are as in `evaluate`. `surrogate` is another model for the same
-    images; without one a small one is trained where the training set is small, else the black-box behaviour is skipped.
-    The report of a run goes to check.json in its folder, all others to `out` if that is given.
+    images. Without it a small model is trained if the training set is small; otherwise the black-box attack is skipped.
+    The report of a run is written to check.json in its folder, that of another model to `out` if given.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
     check_counts(images=images, batch_size=batch_size)
     target = load_target(
@@ -117,90 +109,83 @@ def check(
         root=root,
         out=out,
     )
-    if target.folder and target.folder.exists() and not os.access(target.folder, os.W_OK):  # told before the work
+    if target.folder and target.folder.exists() and not os.access(target.folder, os.W_OK):
         raise UserError(f"cannot write the report to {target.folder}; choose another out")
     pictures = target.pictures
     if images is None:
-        pictures = ImageSet(pictures.images[:IMAGES], pictures.labels[:IMAGES], pictures.device)
+        pictures = ImageSet(pictures.images[:DEFAULT_IMAGES], pictures.labels[:DEFAULT_IMAGES], pictures.device)
     with ieee_fp32(pictures.device), borrowed(target.model) as model:
         probe = store.signature(check_model(model, pictures))
         check_gradient(model, pictures)
-        batch = batch_size or default_slots(pictures.device)
-        right = natural(model, pictures, batch_size=batch)
-        if not right.any():
-            raise UserError(f"the model gets none of {len(right)} images right: there is nothing to attack")
-        trial = Trial(model, pictures, right, eps, step_size, seed, batch, progress)
-        other, about = another(trial, target, surrogate, root)
+        batch_size = batch_size or default_slots(pictures.device)
+        correct = natural(model, pictures, batch_size=batch_size)
+        if not correct.any():
+            raise UserError(f"the model classifies none of {len(correct)} images correctly; there is nothing to attack")
+        checked = CheckedModel(model, pictures, correct, eps, step_size, seed, batch_size, progress)
+        other, description = load_surrogate(checked, target, surrogate, root)
         warnings = [
             *target.warnings,
             *sanity.model_warnings(model, pictures),
             *sanity.gradient_warnings(model, pictures),
             *sanity.settings_warnings(eps, {"steps": STEPS, "step_size": step_size}),
-            *(stored_square_warnings(target.folder, probe, eps) if target.folder else []),
+            *(autoattack_warnings(target.folder, probe, eps) if target.folder else []),
         ]
-        left = trial.after("pgd20", trial.pgd20())
-        behaviours = [
-            one_step(trial, left),
-            black_box(trial, left, other, about),
-            unbounded(trial),
-            random_points(trial, left),
-            growing_eps(trial, left),
+        under_pgd = checked.robust("pgd20", checked.pgd20())
+        results = [
+            behaviours.one_step(checked, under_pgd),
+            behaviours.black_box(checked, under_pgd, other, description),
+            behaviours.unbounded(checked),
+            behaviours.random_points(checked, under_pgd),
+            behaviours.growing_eps(checked, under_pgd),
         ]
     facts = {
-        **target.tags, "n": len(pictures), "natural": trial.share(right), "eps": eps, "step_size": step_size,
-        "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - began, 3),
+        **target.tags, "n": len(pictures), "natural": checked.share(correct), "eps": eps, "step_size": step_size,
+        "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - start, 3),
         "machine": store.machine(pictures.device),
     }  # fmt: skip
     kept = target.folder / "check.json" if target.folder else None
-    report = ObfuscationReport(behaviours, list(dict.fromkeys(warnings)), facts, kept)
+    report = ObfuscationReport(results, list(dict.fromkeys(warnings)), facts, kept)
     if kept:
         atomic_write(kept, json.dumps(report.as_json(), indent=2, allow_nan=False) + "\n")
     return report
 
 
-def stored_square_warnings(folder: Path, probe: list[float], eps: float) -> list[str]:
-    """What eval.json tells of AutoAttack on this model: its warnings, and Square's share where the parts ran singly."""
-    warnings: list[str] = []
-    flags: dict[str, dict[str, store.FlagArray]] = {}
-    for entry in store.read_entries(folder):
-        if entry.get("eps") != eps or not store.complete(entry) or not agree(entry["probe"], probe):
-            continue
-        attack = str(entry["attack"]).partition("@")[0]
-        if attack in AUTOATTACKS:
-            warnings += entry["warnings"]
-        elif (found := store.read_flags(folder, entry)) is not None:
-            flags.setdefault(str(entry.get("pixels")), {})[attack] = found
-    for one in flags.values():
-        if one.keys() >= {*WHITE_BOX, "square"}:
-            white = one[WHITE_BOX[0]] & one[WHITE_BOX[1]] & one[WHITE_BOX[2]]
-            left = {"white-box": int(white.sum()), "square": int((white & one["square"]).sum())}
-            warnings += sanity.square_warnings(left, len(white))
-    return warnings
+def autoattack_warnings(folder: Path, probe: Sequence[float], eps: float) -> list[str]:
+    """The warnings that eval.json has for AutoAttack on this model with this eps."""
+    return [
+        warning
+        for entry in store.read_entries(folder)
+        if store.complete(entry) and entry.get("eps") == eps and agree(entry["probe"], probe)
+        if entry["attack"].partition("@")[0] in AUTOATTACKS
+        for warning in entry["warnings"]
+    ]
 
 
-def another(trial: Trial, target: Target, surrogate: Any, root: str | Path | None) -> tuple[nn.Module | None, str]:
-    """Another model for the same images and words for it, or none and why not; one that will not do is a UserError."""
-    pictures, name = trial.pictures, target.tags["dataset"]
+def load_surrogate(
+    checked: CheckedModel, target: Target, surrogate: Any, root: str | Path | None
+) -> tuple[nn.Module | None, str]:
+    """Another model for the same images and its description, or None and the reason; a UserError if unsuitable."""
+    pictures, name = checked.pictures, target.tags["dataset"]
     if surrogate is None:
         hint = "give another model for the same images (--surrogate RUN)"
         if name == GIVEN:
-            return None, f"the images came without a training set to train a surrogate on; {hint}"
+            return None, f"the images have no training set to train a surrogate on; {hint}"
         plain, size, skip_bad = split_data_label(name)
         if (n := sets.find(plain, size=size, skip_bad=skip_bad).counts["train"]) > MAX_TRAINING_IMAGES:
-            return None, f"{name} has {n} training images, too many to train a surrogate on the way; {hint}"
-        made = train_surrogate(
-            name, eps=trial.eps, seed=trial.seed, device=pictures.device, root=root, progress=trial.progress
+            return None, f"{name} has {n} training images, too many to train a surrogate during a check; {hint}"
+        trained = train_surrogate(
+            name, eps=checked.eps, seed=checked.seed, device=pictures.device, root=root, progress=checked.progress
         )
-        return made, "a tiny-cnn trained for it"
+        return trained, "a tiny-cnn trained for it"
     other = load_target(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
     if other.config and name != GIVEN and other.config.data_label != name:
         raise UserError(f"the surrogate is for {other.config.data_label}, the model for {name}; give one for {name}")
     with borrowed(other.model) as model:
-        probes = [check_model(one, pictures) for one in (trial.model, model)]
+        probes = [check_model(one, pictures) for one in (checked.model, model)]
         classes = [probe.shape[1] for probe in probes]
         if classes[0] != classes[1]:
-            raise UserError(f"the surrogate knows {classes[1]} classes, the model {classes[0]}")
+            raise UserError(f"the surrogate has {classes[1]} classes, the model {classes[0]}")
         check_gradient(model, pictures)
-        if store.hash_weights(trial.model) == store.hash_weights(model) and agree(*map(store.signature, probes)):
+        if store.hash_weights(checked.model) == store.hash_weights(model) and agree(*map(store.signature, probes)):
             raise UserError("the surrogate is the model itself; give another")
     return other.model, "a module" if isinstance(surrogate, nn.Module) else str(getattr(surrogate, "dir", surrogate))
