@@ -263,7 +263,7 @@ class Config(Section):
         return self
 
     def hash(self) -> str:
-        """Identifies the run: equal for equal configs, in whatever file."""
+        """Identifies the run: equal for equal configs, in any file."""
         values = self.model_dump(mode="json") | {"dataset": self.data_label, "skip_bad": False}
         if self.dataset == "tinyimagenet" and self.skip_bad:
             values |= {"size": 64, "num_classes": 200}

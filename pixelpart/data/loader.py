@@ -78,11 +78,11 @@ class Loader:
 
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
         """Image numbers in the order of this epoch."""
-        held = self._order  # read once: the thread may change it
-        if held is None or held[0] != epoch:
+        cached = self._order  # read once: the thread may change it
+        if cached is None or cached[0] != epoch:
             order = torch.randperm(len(self.labels), generator=generator(self.seed, "order", epoch))
-            held = self._order = (epoch, order.to(self.labels.device))
-        return held[1]
+            cached = self._order = (epoch, order.to(self.labels.device))
+        return cached[1]
 
     def global_size(self, step: int) -> int:
         """Images in this step over all ranks."""

@@ -44,8 +44,8 @@ def read_batch(path: Path, *, images: int, pixels: int, labels: str = "labels") 
     """Rows of one label and `pixels` bytes from a pickled dict of `data` and `labels`; UserError for anything else."""
     try:
         with path.open("rb") as file:
-            held = _Unpickler(file, encoding="bytes").load()
-        named = {key.decode() if isinstance(key, bytes) else key: value for key, value in held.items()}
+            batch = _Unpickler(file, encoding="bytes").load()
+        named = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         _, shape, _, column_major, content = named["data"].state
         if tuple(shape) != (images, pixels) or column_major or not isinstance(content, bytes):
             raise ValueError(f"its data have shape {shape}, not {(images, pixels)}")

@@ -72,12 +72,12 @@ def _arrays(path: Path) -> tuple[Any, Any]:
     from scipy.io import loadmat
 
     try:
-        held = loadmat(path, variable_names=["X", "y"])
+        arrays = loadmat(path, variable_names=["X", "y"])
     except Exception as error:  # any file may be called .mat
         raise UserError(f"{path} is not a readable .mat file: {' '.join(str(error).split())}") from None
-    if missing := [name for name in ("X", "y") if not isinstance(held.get(name), np.ndarray)]:
+    if missing := [name for name in ("X", "y") if not isinstance(arrays.get(name), np.ndarray)]:
         raise UserError(f"{path} is not SVHN's: it has no array {' and no array '.join(missing)}")
-    return held["X"], held["y"]
+    return arrays["X"], arrays["y"]
 
 
 def check(root: Root = None) -> str:
