@@ -11,7 +11,7 @@ from pixelpart.bench.timing import Bench, Timed
 from pixelpart.config import DEFAULT_EPS as EPS
 from pixelpart.config import DEFAULT_STEP_SIZE as STEP_SIZE
 from pixelpart.config import EPS_LOW
-from pixelpart.engine.views import views_in
+from pixelpart.engine.views import make_views
 from pixelpart.models import Classifier
 from pixelpart.types import BudgetMap, Images, Labels
 from pixelpart.view.views import Folding
@@ -62,7 +62,7 @@ def views(model: str, bench: Bench) -> tuple[Classifier, Folding, Folding]:
     plain, ours = (models.build(model).to(bench.device).eval() for _ in range(2))
     ours.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     fp32 = Folding(ours)
-    bf16, training_view = views_in(torch.bfloat16, ours, size=32, device=bench.device, layout=torch.channels_last)
+    bf16, training_view = make_views(torch.bfloat16, ours, size=32, device=bench.device, layout=torch.channels_last)
     if training_view is None:
         unfolded = "" if fp32.folded else ", and nothing is folded"
         bench.report.note(f"{model} cannot be computed in bf16: this is fp32{unfolded}")

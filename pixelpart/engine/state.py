@@ -11,7 +11,7 @@ from pixelpart.data import of_config
 from pixelpart.engine.awp import perturbed
 from pixelpart.engine.distributed import average_gradients, average_statistics, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
-from pixelpart.engine.views import lay_out, views_in
+from pixelpart.engine.views import choose_layout, make_views
 from pixelpart.models import Classifier
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
@@ -35,9 +35,9 @@ class TrainingState:
         self.world = world
         self.model = model.to(device).train()
         size = size or of_config(config).size
-        self.layout = lay_out(self.model, size=size, device=device)
+        self.layout = choose_layout(self.model, size=size, device=device)
         dtype = PRECISIONS[config.precision]
-        self.attack_view, training_view = views_in(dtype, self.model, size=size, device=device, layout=self.layout)
+        self.attack_view, training_view = make_views(dtype, self.model, size=size, device=device, layout=self.layout)
         self.low_precision = training_view is not None
         self.network: Callable[[Tensor], Tensor] = training_view or self.model
         self.average = WeightAverage(self.model, config.ema) if config.ema else None

@@ -21,7 +21,7 @@ from pixelpart.engine.signals import stop_requests
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
 from pixelpart.engine.stored_maps import map_store, renew_maps
-from pixelpart.engine.views import takes_one_image
+from pixelpart.engine.views import trains_on_one_image
 from pixelpart.errors import Diverged, UserError
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
@@ -111,7 +111,8 @@ class Trainer:
 
     def run(self, save_seconds: float) -> None:
         steps, epochs = self.loader.steps, self.config.epochs
-        self.folder.check_config(self.config)
+        if self.world.leads:
+            self.folder.check_config(self.config)  # again, now that the folder is locked
         self.position = self.checkpoints.resume(steps, len(self.loader))
         if self.world.leads:
             self.folder.write_config(self.config)
@@ -210,7 +211,7 @@ class Trainer:
         n, size, (x, _) = len(self.loader), self.config.batch_size, self.probe_sets["train"]
         if (n % size or size) // self.world.size > 1:
             return
-        if not takes_one_image(self.state.model, size=x.shape[-1], device=self.device, layout=self.state.layout):
+        if not trains_on_one_image(self.state.model, size=x.shape[-1], device=self.device, layout=self.state.layout):
             raise UserError(
                 f"batch_size {size} leaves a last batch of one of {n} images, on which {self.config.model} cannot be "
                 "trained (batch norm over a single value); choose another batch_size"

@@ -13,7 +13,7 @@ from pixelpart.view.trace import Untraceable
 from pixelpart.view.views import Folding, TrainingView
 
 
-def lay_out(model: Classifier, *, size: int, device: torch.device) -> torch.memory_format:
+def choose_layout(model: Classifier, *, size: int, device: torch.device) -> torch.memory_format:
     """Moves the weights to the fastest memory format that the model supports; returns the format, also for images.
 
     Channels last, unless the model fails with it: `Tensor.view` over several pixels does.
@@ -28,7 +28,7 @@ def lay_out(model: Classifier, *, size: int, device: torch.device) -> torch.memo
     return torch.channels_last
 
 
-def views_in(
+def make_views(
     dtype: torch.dtype | None, model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format
 ) -> tuple[Folding, TrainingView | None]:
     """The attack's view and the training pass's view in this type; or the attack's in the model's own type and None.
@@ -46,7 +46,7 @@ def views_in(
     return Folding(model), None
 
 
-def takes_one_image(model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format) -> bool:
+def trains_on_one_image(model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format) -> bool:
     """Whether the model trains on a batch of one image: batch norm after global pooling does not."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         try:

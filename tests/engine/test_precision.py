@@ -12,7 +12,7 @@ from pixelpart import models
 from pixelpart.engine import train as train_module
 from pixelpart.engine.step import train_step
 from pixelpart.engine.train import train
-from pixelpart.engine.views import views_in
+from pixelpart.engine.views import make_views
 from pixelpart.models import Classifier
 from pixelpart.view.views import Folding, TrainingView
 from steps import batch_for, plan_for, state_for
@@ -257,7 +257,7 @@ def test_a_view_that_disagrees_with_the_model_is_not_used(error, monkeypatch):
         return forward(self, x, weight, bias) + (error if weight.dtype == BF16 else 0)
 
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", erring)
-    attack_view, training_view = views_in(BF16, model, size=8, device=CPU, layout=torch.channels_last)
+    attack_view, training_view = make_views(BF16, model, size=8, device=CPU, layout=torch.channels_last)
     assert (training_view is None) == bool(error)
     assert attack_view.folded
     assert model.training

@@ -1,4 +1,4 @@
-"""Runs that are stopped in the middle and go on."""
+"""Runs that are stopped and resumed."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pixelpart.engine.train import train
 
 
 def stop_after(monkeypatch, steps):
-    """Ctrl-C during the so many-th step of this process."""
+    """Sends Ctrl-C during this step, counted from 1."""
     original, taken = train_module.train_step, []
 
     def counted(*args):
@@ -23,7 +23,7 @@ def stop_after(monkeypatch, steps):
 
 
 def whole_and_parts(config, folder, monkeypatch, *, at, **settings):
-    """The same run twice: in one go, and stopped after the at-th step and gone on with."""
+    """The same run twice: uninterrupted, and stopped after step `at` and resumed."""
     whole = train(config, folder / "whole", **settings)
     with monkeypatch.context() as patch:
         stop_after(patch, at)
