@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 import torch
 from scipy import ndimage
 
@@ -108,31 +107,6 @@ def test_rims_equal_opencvs():
     assert found[3].tolist() == [48, 48, 0, 0, 0, 0, 0, 0, 57, 142, 195, 223]
     assert found[4].tolist() == [53, 53, 0, 0, 0, 0, 0, 0, 85, 170, 239, 239]
     assert found[9].tolist() == [69, 69, 0, 0, 0, 0, 0, 0, 85, 170, 239, 239]
-
-
-def test_weak_edges_count_if_they_touch_strong_edges():
-    """A step by 30 has a gradient of 120, above 50 and not 150: it is an edge only if it goes on from a step by 60."""
-    level = np.zeros((2, 9, 30), np.uint8)
-    level[:, 5:] = 30
-    level[0, 5:, :6] = 60
-    assert spatter.canny(level)[0, 4:6, 10:].any()
-    assert not spatter.canny(level)[1].any()
-
-
-def test_distances_are_the_shortest_paths():
-    edges = np.zeros((2, 15, 17), bool)
-    edges[0, 4, 6] = True
-    found = spatter.chamfer(edges)
-    for i, j in itertools.product(range(15), range(17)):
-        long, short = max(abs(i - 4), abs(j - 6)), min(abs(i - 4), abs(j - 6))
-        ways = (
-            2.1969 * knight + 1.4 * diagonal + (long - 2 * a - b - diagonal)
-            for a, b in itertools.product(range(short + 1), repeat=2)
-            for knight, diagonal in [(a + b, short - a - 2 * b)]
-            if diagonal >= 0 and long - 2 * a - b - diagonal >= 0
-        )
-        assert found[0, i, j] == pytest.approx(min(ways))
-    assert (found[1] > 1000).all()
 
 
 def test_equalised_levels_by_hand():
