@@ -1,4 +1,4 @@
-"""A set that is learnt in a second, models of it, and ways to hide their gradients."""
+"""A data set that is learned in a second, models trained on it, and ways to hide their gradients."""
 
 import functools
 
@@ -14,7 +14,7 @@ N = 40
 
 @functools.cache
 def corners(split):
-    """Which corner is lighter, by more or by less."""
+    """The class is the lighter corner; how much lighter varies."""
     generator = torch.Generator().manual_seed(len(split))
     n = 320 if split == "train" else N
     x = 100 + 60 * torch.rand(n, 3, 12, 12, generator=generator)
@@ -38,7 +38,7 @@ SET = data.DataSet(
 
 @functools.cache
 def trained(seed):
-    """A tiny-cnn, adversarially trained: the surrogate's own training, with another seed."""
+    """A tiny-cnn with the adversarial training of a surrogate and another seed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(data.SETS, "corners", SET)
         patch.setattr(surrogate, "BATCH_SIZE", 16)
@@ -47,7 +47,7 @@ def trained(seed):
 
 
 class Hidden(nn.Module):
-    """A model behind a change of its images and one of its logits."""
+    """A model with `change` applied to its images and `after` to its logits."""
 
     def __init__(self, model, change=lambda x: x, after=lambda logits: logits):
         super().__init__()
@@ -58,7 +58,7 @@ class Hidden(nn.Module):
 
 
 def stairs(x):
-    """Sixteen levels; the gradient is zero wherever there is one."""
+    """Images quantised to 16 levels: the gradient is zero."""
     return (x * 16).round() / 16 + 0 * x
 
 
@@ -67,30 +67,30 @@ def random(x):
 
 
 def backwards(x):
-    """The same images, and a gradient that leads away."""
+    """The same images with a reversed gradient."""
     return 2 * x.detach() - x
 
 
 def shattered(x):
-    """Nearly the same images, and a gradient that is that of a fast ripple."""
+    """Nearly the same images with the gradient of a fast ripple."""
     return x + 0.002 * torch.sin(1e5 * x)
 
 
 def rippled(x):
-    """Nearly the same images, and a ripple as wide as three steps of PGD: its gradient is true, and of no use."""
+    """Nearly the same images with a ripple as wide as three steps of PGD: the gradient is correct but useless."""
     return x + 2 / 255 * torch.sin(2 * torch.pi * 255 / 6 * x)
 
 
 def on_the_levels(x):
-    """The same images, and a gradient at images of whole levels alone: a random start is none."""
-    whole = (x * 255 - (x * 255).round()).abs() < 1e-3
-    return torch.where(whole, x, x.detach())
+    """The same images with a gradient only at integer levels, where no random start lies."""
+    integer = (x * 255 - (x * 255).round()).abs() < 1e-3
+    return torch.where(integer, x, x.detach())
 
 
 MASKED = {
     "saturated": ({"after": lambda logits: 1e4 * logits}, {"unbounded", "growing eps", "black box"}),
     "quantised": ({"change": stairs}, {"unbounded", "growing eps", "black box"}),
-    "random": ({"change": random}, set()),  # what it shows is chance; that it is random is told
+    "random": ({"change": random}, set()),  # its behaviours vary; the warning says that it is random
     "backwards": ({"change": backwards}, {"unbounded", "growing eps", "black box"}),
     "shattered": ({"change": shattered}, {"black box"}),
     "rippled": ({"change": rippled}, {"one step"}),

@@ -65,16 +65,15 @@ def mode_warnings(model: nn.Module) -> list[str]:
 
 
 def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"]) -> dict[str, list[str]]:
-    """The warnings of each attack, by its name; the model and its gradients are checked once."""
+    """The warnings about each attack's result, by its name; the model and its gradients are checked once."""
     if not specs:
         return {}
-    of_model = [*target.warnings, *model_warnings(model, target.pictures)]
-    gradients = any(spec.needs_gradient for spec in specs)
-    of_gradients = gradient_warnings(model, target.pictures) if gradients else []
+    for_all = [*target.warnings, *model_warnings(model, target.pictures)]
+    with_gradient = for_all
+    if any(spec.needs_gradient for spec in specs):
+        with_gradient = [*for_all, *gradient_warnings(model, target.pictures)]
     return {
-        spec.name: [*of_model, *of_gradients, *settings_warnings(spec.eps, spec.settings)]
-        if spec.needs_gradient
-        else of_model
+        spec.name: [*with_gradient, *settings_warnings(spec.eps, spec.settings)] if spec.needs_gradient else for_all
         for spec in specs
     }
 

@@ -310,6 +310,19 @@ def test_warnings_are_stored_with_the_results_that_they_are_about(net, pair, lig
     assert [len(masked[name].warnings) for name in ("natural", "pgd4")] == [0, 2]
 
 
+def test_stored_warnings_are_reused_except_for_the_mode_of_this_call(net, pair, tmp_path, monkeypatch):
+    settings = {"data": pair, "attacks": ["natural", "pgd2"], "eps": 0.03, "step_size": 0.01}
+    stored = {"out": tmp_path, "name": "net"}
+    first = evaluate(net.train(), **settings, **stored)
+    assert [len(first[name].warnings) for name in first] == [1, 2]
+    monkeypatch.setattr(sanity, "model_warnings", None)
+    monkeypatch.setattr(sanity, "gradient_warnings", None)
+    assert evaluate(net.train(), **settings, **stored).entries == first.entries
+    again = evaluate(net.eval(), **settings, **stored)
+    assert all(again[name].reused for name in again)
+    assert [again[name].warnings for name in again] == [[], first["pgd2"].warnings[1:]]
+
+
 def test_the_checks_change_neither_model_nor_numbers(net, pair, monkeypatch):
     expected = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
     monkeypatch.setattr(sanity, "model_warnings", lambda model, pictures: [])
