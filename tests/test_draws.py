@@ -128,16 +128,6 @@ def test_the_draws_of_a_sample_depend_only_on_its_key_and_counter(order, n):
     assert torch.equal(draws.hashed(keys, 7, counter=70)[3], together[3])
 
 
-@given(st.permutations(range(6)), st.integers(1, 6))
-def test_a_key_depends_only_on_its_sample_and_number(order, n):
-    samples, numbers = torch.tensor([0, 3, 9999, 1, 2, 70]), torch.tensor([0, 1, 0, 2, 1, 1])
-    order = torch.tensor(order[:n])
-    together = draws.keys(4, "apgd", samples, numbers)
-    assert torch.equal(draws.keys(4, "apgd", samples[order], numbers[order]), together[order])
-    assert torch.equal(draws.keys(4, "apgd", samples, 1)[numbers == 1], together[numbers == 1])
-    assert torch.equal(draws.keys(4, "apgd", samples.int(), numbers), together)
-
-
 def test_keys_of_different_seeds_streams_samples_and_numbers_differ():
     samples = torch.arange(1000)
     made = [

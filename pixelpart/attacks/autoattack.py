@@ -110,7 +110,7 @@ def run_searches(
     seed: int,
     slots: int,
     settled: Mapping[Try, bool] = MappingProxyType({}),
-    on_settled: Callable[[Try, bool], None] = lambda one, broken: None,
+    on_settled: Callable[[Try, bool], None] = lambda try_, broken: None,
     progress: SearchProgress = lambda search, done, total, correct: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Flags:
@@ -126,15 +126,15 @@ def run_searches(
         attacked = correct.nonzero()[:, 0].tolist()
         numbers = range(search.tries(clean_logits.shape[1]))
         tries = [Try(name, sample, number) for number in numbers for sample in attacked]
-        broken = {one.sample for one in tries if settled.get(one)}
-        waiting = [one for one in tries if one.sample not in broken and one not in settled]
+        broken = {try_.sample for try_ in tries if settled.get(try_)}
+        waiting = [try_ for try_ in tries if try_.sample not in broken and try_ not in settled]
         done = len(tries) - len(waiting)
         progress(name, done, len(tries), len(attacked) - len(broken))
-        for one, errs in run_tries(search, view, samples, waiting, slots=slots, say=say):
-            on_settled(one, errs)
+        for try_, errs in run_tries(search, view, samples, waiting, slots=slots, say=say):
+            on_settled(try_, errs)
             done += 1
             if errs:
-                broken.add(one.sample)
+                broken.add(try_.sample)
             progress(name, done, len(tries), len(attacked) - len(broken))
         progress(name, len(tries), len(tries), len(attacked) - len(broken))
         correct[list(broken)] = False

@@ -52,7 +52,7 @@ class Samples:
 
     def begin(self, search: Search, tries: Sequence[Try]) -> State:
         """The search's state at its first step; all tries are of this search."""
-        rows = torch.tensor([(one.sample, one.number) for one in tries], device=self.clean_logits.device)
+        rows = torch.tensor([(try_.sample, try_.number) for try_ in tries], device=self.clean_logits.device)
         samples, numbers = rows.unbind(1)
         x, y, budget = self.batch_of(samples)
         target = target_classes(self.clean_logits[samples], y, numbers // search.restarts) if search.targets else y
@@ -61,7 +61,7 @@ class Samples:
 
     def broken_by(self, x_adv: Images, search: Search, tries: Sequence[Try]) -> Flags:
         """Where the model errs on x_adv and x_adv is inside the budget."""
-        x, y, budget = self.batch_of(torch.tensor([one.sample for one in tries], device=self.clean_logits.device))
+        x, y, budget = self.batch_of(torch.tensor([try_.sample for try_ in tries], device=self.clean_logits.device))
         return ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
 
 
@@ -75,7 +75,7 @@ def run_tries(
     broken: set[int] = set()
     size = _batch_size(len(tries), slots)
     advance = Stepper(search, view, slots, say)
-    waiting = (one for one in tries if one.sample not in broken)
+    waiting = (try_ for try_ in tries if try_.sample not in broken)
     rows: list[Try] = []
     state: State = {}
     while True:
@@ -98,7 +98,7 @@ def run_tries(
                     broken.add(rows[i].sample)
                 if errs or ended[i]:
                     yield rows[i], errs
-        left = [i for i, one in enumerate(rows) if not ended[i] and one.sample not in broken]
+        left = [i for i, try_ in enumerate(rows) if not ended[i] and try_.sample not in broken]
         rows = [rows[i] for i in left]
         if len(left) < len(state["step"]):
             index = torch.tensor(left, dtype=torch.long, device=state["step"].device)

@@ -131,13 +131,6 @@ def test_zero_steps_return_the_start(make_net, make_batch):
     assert torch.equal(apgd(net, x, y, budget, steps=0), begun(apgd_search(), net, x, y, budget, keys)["point"])
 
 
-def test_the_default_loss_is_ce_and_with_targets_dlr(make_net, make_batch):
-    net, (x, y, budget) = make_net(), make_batch()
-    assert torch.equal(apgd(net, x, y, budget, steps=5), apgd(net, x, y, budget, steps=5, loss="ce"))
-    named = apgd(net, x, y, budget, steps=5, targets=2, loss="dlr")
-    assert torch.equal(apgd(net, x, y, budget, steps=5, targets=2), named)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pixelpart.attacks import batching
-from pixelpart.attacks.batching import Stepper, cudnn_benchmark
+from pixelpart.attacks.batching import Stepper
 from pixelpart.attacks.search import Search
 from pixelpart.view import capture
 from toys import OnCuda, Toy, no_model, tries_of
@@ -190,14 +190,3 @@ def test_a_capture_that_fails_late_goes_on_from_its_state(captures, monkeypatch)
     assert broken == set(range(64))
     assert dict(toy.settled) == {(sample, 0): True for sample in range(64)}
     assert len(said) == 1
-
-
-def test_cudnn_benchmark_is_restored():
-    before = torch.backends.cudnn.benchmark
-    for enabled in (True, False):
-        with cudnn_benchmark(enabled):
-            assert torch.backends.cudnn.benchmark is enabled
-        assert torch.backends.cudnn.benchmark is before
-        with pytest.raises(ZeroDivisionError), cudnn_benchmark(not before):
-            _ = 1 / 0
-        assert torch.backends.cudnn.benchmark is before

@@ -262,10 +262,3 @@ def test_with_equal_shares_it_is_the_projection_of_the_reference(dtype, atol, mo
     expected = projections.projection_linf(t, w, (w * t).sum(1) - height)
     torch.testing.assert_close(d, expected, atol=atol, rtol=0)
     torch.testing.assert_close(norm, expected.abs().amax(1), atol=atol, rtol=0)
-
-
-def test_zero_weights_change_nothing():
-    zeros = torch.zeros(2, 5)
-    d, norm = to_hyperplane(zeros + 0.5, zeros, torch.tensor([1.0, -1.0]), zeros + 1)
-    assert not d.any()
-    assert not norm.any()

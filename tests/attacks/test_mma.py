@@ -41,30 +41,15 @@ def test_keeps_the_best_of_its_targets_like_a_plain_implementation(steps, make_n
     torch.testing.assert_close(x_adv, expected, atol=1e-15, rtol=0)
 
 
-def test_more_targets_never_make_it_weaker(make_net, make_batch):
-    net, (x, y, budget) = make_net(), make_batch(24)
-
-    def reached(targets):
-        z = net.eval()(mma(net, x, y, budget, step_size=0.02, steps=4, targets=targets, start="none"))
-        true = z.gather(1, y[:, None])
-        return (z.scatter(1, y[:, None], -torch.inf).amax(1, keepdim=True) - true).detach()
-
-    one, two, four = reached(1), reached(2), reached(4)
-    assert (two >= one).all()
-    assert (four >= two).all()
-    assert (four > one).any()
-
-
 def test_with_two_classes_it_is_margin_pgd(make_net, make_batch):
     net, (x, y, budget) = make_net(2), make_batch(classes=2)
     settings = {"step_size": 0.02, "steps": 4}
     assert torch.equal(mma(net, x, y, budget, **settings), pgd(net, x, y, budget, loss="margin", **settings))
 
 
-@pytest.mark.parametrize("steps", [0, 4])
-def test_more_targets_than_wrong_classes_use_all_of_them(steps, make_net, make_batch):
+def test_more_targets_than_wrong_classes_use_all_of_them(make_net, make_batch):
     net, (x, y, budget) = make_net(3), make_batch(24, classes=3)
-    settings = {"step_size": 0.02, "steps": steps}
+    settings = {"step_size": 0.02, "steps": 4}
     assert torch.equal(mma(net, x, y, budget, targets=9, **settings), mma(net, x, y, budget, targets=2, **settings))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from pixelpart.attacks import COMBINED, SEARCHES
 from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.autoattack import run_searches
-from pixelpart.attacks.ball import inside, length, project_l1
+from pixelpart.attacks.ball import length, project_l1
 from pixelpart.attacks.norms import Balls
 from pixelpart.attacks.search import Search, budget_per_sample, initial_state, keep_best
 from pixelpart.draws import hashed_normal
@@ -133,25 +133,6 @@ def test_finds_the_worst_image_of_a_linear_model_where_the_box_does_not_bind(nor
         assert (gained >= 0.3 * second * (1 - 1e-5)).all()
 
 
-def test_finds_the_worst_image_of_a_linear_model_in_the_l1_ball_and_the_box():
-    """Pixels go to 0 or 1 in the order of |w| until the radius is used up."""
-    g = torch.Generator().manual_seed(0)
-    x, y = (1.2 * torch.rand(6, 3, 4, 4, generator=g) - 0.1).clamp(0, 1), torch.arange(6) % 2
-    w = torch.randn(2, 48, generator=g)
-    lead = (w[1 - y] - w[y]).view_as(x)
-    room = torch.where(lead > 0, 1 - x, x).flatten(1)
-    order = lead.abs().flatten(1).argsort(dim=1, descending=True)
-    spent = room.gather(1, order).cumsum(1)
-    used = (room.gather(1, order) - (spent - 2.5).clamp(min=0)).clamp(min=0)
-    best = (used * lead.abs().flatten(1).gather(1, order)).sum(1)
-
-    x_adv = apgd(lambda z: z.flatten(1) @ w.T, x, y, 2.5, steps=100, norm="l1")
-    gained = ((x_adv - x) * lead).flatten(1).sum(1)
-    assert (gained <= best + 1e-4).all()
-    assert (gained >= 0.97 * best).all()
-    assert (gained / best).mean() > 0.99
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_follows_a_gradient_whose_square_underflows(norm, make_batch):
     """A confident network has such gradients in fp32."""
@@ -159,14 +140,6 @@ def test_follows_a_gradient_whose_square_underflows(norm, make_batch):
     w = 1e-25 * torch.randn(2, 48, generator=torch.Generator().manual_seed(0))
     x_adv = apgd(lambda z: z.flatten(1) @ w.T, x, y, 0.5, steps=20, norm=norm)
     assert (length(x_adv - x, norm) > 0.45).all()
-
-
-def test_a_zero_gradient_leaves_it_at_its_start(make_batch):
-    x, y, _ = make_batch(classes=3)
-    for norm in NORMS:
-        x_adv = apgd(lambda z: 0 * z.flatten(1)[:, :3], x, y, 0.5, steps=5, norm=norm)
-        assert x_adv.isfinite().all()
-        assert inside(x_adv, x, 0.5, norm=norm).all()
 
 
 @pytest.mark.parametrize(
@@ -199,9 +172,12 @@ def test_the_names_of_the_searches_in_l2_and_l1():
     assert [SEARCHES[f"apgd-t-{norm}"].targets for norm in NORMS] == [9, 9]
 
 
-@pytest.mark.parametrize(("norm", "broken"), [("linf", {0, 1, 2}), ("l2", {1, 2}), ("l1", {2})])
-def test_an_error_counts_only_inside_the_ball_of_the_norm(norm, broken):
-    """Changes of 0.5 at 16, 4 and 1 of 16 pixels, and a budget of 1."""
+@pytest.mark.parametrize(
+    ("norm", "budget", "broken"),
+    [("linf", 0.5, {0, 1, 2}), ("linf", 0.499, set()), ("l2", 1.0, {1, 2}), ("l1", 1.0, {2})],
+)
+def test_an_error_counts_only_inside_the_ball_of_the_norm(norm, budget, broken):
+    """Changes of 0.5 at 16, 4 and 1 of 16 pixels."""
     changes = torch.zeros(3, 1, 4, 4)
     for i, pixels in enumerate((16, 4, 1)):
         changes[i].view(-1)[:pixels] = 0.5
@@ -218,7 +194,7 @@ def test_an_error_counts_only_inside_the_ball_of_the_norm(norm, broken):
         return nn.functional.one_hot(torch.arange(3), 3)[: len(z)] * (0.5 - changed)
 
     def batch_of(samples):
-        return x[samples], y[samples], torch.ones(len(samples), 1, 1, 1)
+        return x[samples], y[samples], torch.full((len(samples), 1, 1, 1), budget)
 
     correct, model = torch.ones(3, dtype=torch.bool), errs_when_changed
     left = run_searches({"jump": search}, model, model, batch_of, model(x), correct, seed=0, slots=3)

@@ -163,60 +163,6 @@ def test_equals_loops_over_images_and_pixels_at_every_step(h, w, channels):
     assert (kept.sum(0) < 20).all()
 
 
-# -- the distribution of the squares
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    """Positions, sides and colours of the squares of 6000 rows at the same step, read from the visited images."""
-
-    def draw(step, n=6000, size=8):
-        visited, x = [], torch.full((n, 3, size, size), 0.5)
-        search, y = square_search(100), torch.zeros(n, dtype=torch.long)
-        state = search.begin(x, y, torch.full((n, 1, 1, 1), 0.25), torch.arange(n), y)
-        stripes = ((state["x_adv"] - x) / 0.25).round()
-        state |= {"x_adv": x, "step": torch.full_like(y, step)}
-        search.advance(lambda z: visited.append(z) or torch.zeros(n, 2), state)
-        change = ((visited[0] - x) / 0.25).round()
-        rows, columns = (change != 0).any(dim=1).any(dim=2), (change != 0).any(dim=1).any(dim=1)
-        colours = change.sum(dim=(2, 3)) / rows.sum(1, keepdim=True) / columns.sum(1, keepdim=True)
-        return rows, columns, colours, stripes
-
-    return draw
-
-
-def is_uniform(counts):
-    """By a chi-square test, at five standard deviations."""
-    expected = counts.sum() / counts.numel()
-    freedom = counts.numel() - 1
-    return ((counts - expected) ** 2 / expected).sum() <= freedom + 5 * (2 * freedom) ** 0.5
-
-
-@pytest.mark.parametrize(("step", "side"), [(12, 5), (60, 4)])
-def test_positions_are_uniform_and_colours_balanced(drawn, step, side):
-    rows, columns, colours, _ = drawn(step)
-    assert (rows.sum(1) == side).all()
-    assert (columns.sum(1) == side).all()
-    top, left = rows.int().argmax(1), columns.int().argmax(1)
-    places = torch.bincount(top * 8 + left, minlength=64).reshape(8, 8)
-    assert places[8 - side :].sum() == places[:, 8 - side :].sum() == 0
-    assert is_uniform(places[: 8 - side, : 8 - side].flatten().float())
-    assert (colours.abs() == 1).all()
-    kinds = ((colours > 0).long() * torch.tensor([1, 2, 4])).sum(1)
-    assert is_uniform(torch.bincount(kinds, minlength=8).float())
-    together = torch.bincount(kinds * 64 + top * 8 + left, minlength=512).reshape(8, 8, 8)
-    assert is_uniform(together[:, : 8 - side, : 8 - side].flatten().float())
-
-
-def test_stripes_are_vertical_and_balanced(drawn):
-    *_, stripes = drawn(1)
-    assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
-    assert (stripes.abs() == 1).all()
-    shares = (stripes[:, :, 0] > 0).float().mean(0)
-    assert ((shares - 0.5).abs() < 5 * 0.5 / 6000**0.5).all()
-    assert torch.corrcoef(stripes[:, :, 0].flatten(1).T).fill_diagonal_(0).abs().max() < 5 / 6000**0.5
-
-
 # -- steps and leaps
 
 

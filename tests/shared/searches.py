@@ -1,4 +1,4 @@
-"""AutoAttack cut short, how it is asked for and stopped, and where its outcome is known."""
+"""AutoAttack with few steps: how it is called and stopped, and a model for which its outcome is known."""
 
 import itertools
 
@@ -22,11 +22,11 @@ def short():
 
 
 def stop_after(count):
-    """A progress that is stopped as Ctrl-C would at its so many-th news."""
-    news = itertools.count(1)
+    """A progress callback that raises KeyboardInterrupt at its call number `count`."""
+    calls = itertools.count(1)
 
     def progress(*_):
-        if next(news) == count:
+        if next(calls) == count:
             raise KeyboardInterrupt
 
     return progress
@@ -41,6 +41,6 @@ def evaluated(run, *more, attacks="autoattack"):
 
 
 def plane_truth(plane, x, y, eps):
-    """What stands; images lie far enough from 0 and 1 that only the ball binds."""
+    """Which samples remain correct; pixels are far enough from 0 and 1 that only the ball binds."""
     score = plane(x)[:, 0] * torch.where(y == 0, 1, -1)
     return (score > eps * plane.linear.weight.abs().sum()).numpy()
