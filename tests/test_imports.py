@@ -57,6 +57,8 @@ def test_command_line_does_not_import_torch_before_it_has_to():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_attacks_are_imported_without_the_kernels():
-    code = "import sys, pixelpart.attacks; sys.exit('pixelpart.kernels' in sys.modules)"
+def test_attacks_load_no_kernels_and_evaluation_loads_no_scipy():
+    late = ("evaluate", "calibration", "corruptions")
+    code = "import sys, pixelpart.attacks; assert 'pixelpart.kernels' not in sys.modules; "
+    code += f"import {', '.join(f'pixelpart.evaluation.{name}' for name in late)}; assert 'scipy' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

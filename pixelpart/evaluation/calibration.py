@@ -17,8 +17,8 @@ import numpy as np
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.compare import align_columns, check_same_method, read_results
+from pixelpart.evaluation.result import FlagArray
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
-from pixelpart.evaluation.store import FlagArray
 from pixelpart.runtime.progress import Progress, silent
 
 LEVEL = 0.05

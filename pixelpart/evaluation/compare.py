@@ -11,8 +11,9 @@ import numpy as np
 
 from pixelpart.config import differing_fields, write_fraction
 from pixelpart.errors import UserError
+from pixelpart.evaluation.result import Entry, FlagArray
 from pixelpart.evaluation.statistics import Difference, difference, wilson
-from pixelpart.evaluation.store import Entry, FlagArray, read_entries, read_flags
+from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.runs import RunFolder
 
 # fields that two results must share for their flags to be about the same images under the same attack

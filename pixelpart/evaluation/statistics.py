@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.store import FlagArray
+from pixelpart.evaluation.result import FlagArray
 
 MCNEMAR = "McNemar, exact"
 BOOTSTRAP = "bootstrap over seeds and images"

@@ -1,7 +1,6 @@
 """Accuracy on corrupted images: equal to hand-counted flags, stored at once, and reused only for the same images."""
 
 import copy
-import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from pixelpart import data
 from pixelpart.cli.main import main
 from pixelpart.data.corruptions import CORRUPTIONS, corrupt, frost, source
 from pixelpart.errors import UserError
@@ -186,7 +184,6 @@ def test_nothing_is_reused_for_other_weights_images_generators_or_corrupt_flags(
         ({"names": "fog,rain"}, "unknown corruption 'rain'; choose from brightness"),
         ({"names": []}, "no corruptions given; choose from gaussian_noise"),
         ({"severities": (0,)}, "unknown severity 0; choose from 1, 2, 3, 4, 5"),
-        ({"severities": (1.0,)}, "unknown severity 1.0"),
         ({"severities": ()}, "no severities given"),
         ({"batch_size": True}, "batch_size True is not"),
         ({"folder": "nowhere"}, "no file nowhere/labels.npy"),
@@ -200,17 +197,8 @@ def test_mistakes_are_reported_in_one_line(settings, message, measure):
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def few(monkeypatch):
-    x = torch.randint(256, (12, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    shapes = dataclasses.replace(
-        data.SETS["shapes"], load=lambda split, root: (x, torch.arange(12) % 10), counts={"test": 12}
-    )
-    monkeypatch.setitem(data.SETS, "shapes", shapes)
-
-
-def test_the_command_prints_a_table_and_stores_the_entries(few, run, capsys):
-    command = ["corruptions", str(run.dir), "--names", "fog,snow", "--severities", "1,3", "--device", "cpu"]
+def test_the_command_prints_a_table_and_stores_the_entries(run, capsys):
+    command = ["corruptions", str(run.dir), "--names", "fog,snow", "--severities", "1,3", "--images", "12"]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[0].split() == ["corruption", "1", "3", "mean"]

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -201,9 +199,3 @@ ONE_RUN = "a single run does not show how much the accuracy varies with the seed
 def test_wrong_arguments_are_rejected(call, message):
     with pytest.raises(UserError, match=message):
         call()
-
-
-def test_scipy_is_imported_only_when_it_is_used():
-    modules = ("cli.main", "evaluation.evaluate", "evaluation.calibration", "evaluation.corruptions")
-    code = f"import sys, {', '.join(f'pixelpart.{name}' for name in modules)}; sys.exit('scipy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
