@@ -40,9 +40,3 @@ def test_cyclic_rises_and_falls_linearly(epoch, expected):
 def test_cosine_rises_linearly_and_falls_along_half_a_cosine(epoch, expected):
     """After the peak lr (1 + cos a) / 2 at a = 0, 45, 90, 120 and 180 degrees."""
     assert rate(epoch, 10, lr=0.2, schedule="cosine", warmup=0.2) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("schedule", ["cyclic", "cosine"])
-def test_without_warmup_the_rate_starts_at_the_peak(schedule):
-    assert rate(0, 10, lr=0.2, schedule=schedule, warmup=0) == 0.2
-    assert rate(5, 10, lr=0.2, schedule=schedule, warmup=0) == pytest.approx(0.1)

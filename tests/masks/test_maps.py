@@ -153,15 +153,6 @@ def test_maps_equal_torchcam(method: str, pooled: bool, layer: str) -> None:
     torch.testing.assert_close(masks.cam(model, x, TARGET, method=method, layer=layer), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_map_without_a_backward_pass_equals_autograd(method: str) -> None:
-    model, x = Net(pooled=True).eval(), images()
-    by_autograd = masks.cam(model, x, TARGET, method=method, layer="layer2")
-    acts = model.features(x)
-    torch.testing.assert_close(masks.pooled_cam(acts, model.fc.weight, TARGET, method=method), by_autograd)
-    torch.testing.assert_close(masks.features_cam(model, acts, TARGET, method=method), by_autograd)
-
-
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bf16_view_has_the_map_of_fp32_up_to_rounding_and_budgets_in_fp32(method: str, pooled: bool) -> None:
