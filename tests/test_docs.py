@@ -51,7 +51,7 @@ SOME = 320  # images
 TINY = {"epochs": 1, "holdout": 64, "probe": 32, "batch_size": 128, "burn_in": {"epochs": 0}, "attack": {"steps": 1}}
 ADDITION = re.compile(r"# (pixelpart/\S+), (new|at the end|in [A-Z]+)\n")
 OWN_FILE = re.compile(r"# (\w+\.py)\n")
-NOT_RUN = {".", "pre-commit"}  # shell and tools: neither is ours
+NOT_RUN = {".", "pip", "pre-commit"}  # shell and tools: neither is ours
 
 
 class Block(NamedTuple):
@@ -293,11 +293,11 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
     pixelpart.check(run, surrogate=models.build("tiny-cnn"), images=40)
     pixelpart.corruptions(run, names=["fog"], severities=[1], images=2)
     explained = json.loads(explain.explain(run, n=3, objects=16).read_text())
-    assert table("how-it-works.md", "metrics.jsonl") == set(run.metrics[0])
-    assert table("evaluation.md", "eval.json") == set(result.entries[1])
-    assert table("how-it-works.md", "explain.json") == set(explained)
-    assert table("how-it-works.md", "checkpoints") == set(read_facts(run.folder.checkpoint("last")))
-    files = {code.rstrip("/").replace("-N", "-1") for code in table("how-it-works.md", "A run folder")}
+    assert table("reference.md", "metrics.jsonl") == set(run.metrics[0])
+    assert table("reference.md", "eval.json") == set(result.entries[1])
+    assert table("reference.md", "explain.json") == set(explained)
+    assert table("reference.md", "checkpoints") == set(read_facts(run.folder.checkpoint("last")))
+    files = {code.rstrip("/").replace("-N", "-1") for code in table("reference.md", "A run folder")}
     there = {str(path.relative_to(run.dir)) for path in run.dir.rglob("*")} - {"checkpoints"}
     assert {path for path in there if not path.startswith("eval/")} == files
 
@@ -306,6 +306,6 @@ def test_rules_augmentations_attacks_maps_and_networks_are_the_documented_ones()
     assert {rule.partition(":")[0] for rule in table("how-it-works.md", "Budgets")} == {"none", *masks.RULES}
     assert table("how-it-works.md", "Augmentation") == set(data.augment.AUGMENTS)
     assert table("how-it-works.md", "Maps") == set(masks.ROLLOUTS)
-    assert table("models.md", "Networks") == set(models.MODELS)
-    for attack in table("evaluation.md", "Evaluation"):
+    assert table("reference.md", "Networks") == set(models.MODELS)
+    for attack in table("reference.md", "Attacks"):
         evaluate_module.parse_attack(attack.replace("K", "20").replace("R", "5"))
