@@ -131,6 +131,15 @@ def deep_colours(path):
     )
 
 
+def patched(path, mark, at, bits):
+    """An image with some bits set in the byte that holds the bit depth, `at` bytes after the mark."""
+    Image.effect_noise((16, 16), 50).convert("RGB").save(path)
+    content = bytearray(path.read_bytes())
+    assert content.count(mark) == 1
+    content[content.index(mark) + at] |= bits
+    path.write_bytes(content)
+
+
 def half_transparent(path):
     image = Image.new("RGBA", (9, 9), (1, 2, 3, 255))
     image.paste((1, 2, 3, 0), (0, 0, 9, 5))
@@ -147,6 +156,7 @@ BAD = {
     "deep-rgb.png": (deep_colours, r"more than 8 bits per channel \(mode RGB"),
     "deep.ppm": (lambda p: p.write_bytes(b"P6 9 9 65535\n" + 9 * 9 * 3 * b"\xff\x80"), "more than 8 bits per channel"),
     "deep-plain.ppm": (lambda p: p.write_text("P3 2 2 1023" + 12 * " 900"), "more than 8 bits per channel"),
+    "deep.jp2": (lambda p: patched(p, b"\xff\x4f\xff\x51", 42, 8), "more than 8 bits per channel"),
     "drawing.eps": (lambda p: Image.new("RGB", (9, 9)).save(p), "is not an image in a known format"),
     "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits per channel \(mode F\)"),
     "lab.tif": (lambda p: Image.new("LAB", (9, 9)).save(p), "has colour mode LAB"),
@@ -158,7 +168,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("suffix", ["bmp", "gif", "jpeg", "png", "ppm", "qoi", "tga", "tiff", "webp"])
+@pytest.mark.parametrize("suffix", ["avif", "bmp", "gif", "jp2", "jpeg", "png", "ppm", "qoi", "tga", "tiff", "webp"])
 def test_every_listed_format_is_read(tmp_path, suffix):
     Image.init()
     if Image.registered_extensions().get(f".{suffix}") not in Image.SAVE:
@@ -174,6 +184,12 @@ def test_a_file_that_cannot_be_used_is_refused_with_a_reason(tmp_path, name):
     make(tmp_path / name)
     with pytest.raises(ValueError, match=reason):
         image_file.read_image(tmp_path / name, 16)
+
+
+@pytest.mark.parametrize(("flags", "deep"), [(0x0C, False), (0x4C, True), (0x6C, True), (0x8C, False)])
+def test_the_bit_depth_of_an_avif_is_read_from_its_header(flags, deep):
+    """After av1C: marker and version, profile and level, then tier, high_bitdepth, twelve_bit and five more bits."""
+    assert image_file._header_over_8_bits(b"ftypavif...av1C" + bytes([0x81, 0x00, flags, 0x00])) is deep
 
 
 def test_bad_files_are_named_and_skip_bad_leaves_them_out(base, capsys):
