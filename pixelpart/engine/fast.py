@@ -21,7 +21,6 @@ from pixelpart.view import capture
 from pixelpart.view.capture import compiled
 
 Key = tuple[str, float, bool, int]  # phase, awp, full budgets or scaled, batch size: one graph for each
-COMPILE_ERRORS = (RuntimeError, torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 
 
 class CapturedStep:
@@ -60,7 +59,7 @@ class CapturedStep:
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         try:
             self._graphs[key] = self._capture(self._compiled(phase) if key[-1] == self.batch_size else phase, batch)
-        except COMPILE_ERRORS as error:
+        except compile_errors() as error:
             self._run_uncompiled(error)
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -93,7 +92,7 @@ class CapturedStep:
             if not self.plain and len(x) == self.batch_size:
                 try:
                     return replayed(x, y, noise)
-                except COMPILE_ERRORS as error:
+                except compile_errors() as error:
                     self._run_uncompiled(error)
             return probe_batch(x, y, noise)
 
@@ -103,6 +102,13 @@ class CapturedStep:
         self.plain, self.ascend = True, signed_step
         self.state.attack_view.interpret()
         self.say(f"the step cannot be compiled and captured; it runs uncompiled: {reason(error)}")
+
+
+def compile_errors() -> tuple[type[Exception], ...]:
+    """What compiling or capturing may raise; a function, since torch._dynamo takes seconds to import."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return RuntimeError, TorchDynamoException, FailOnRecompileLimitHit
 
 
 def reason(error: Exception) -> str:
