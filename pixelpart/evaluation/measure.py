@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.autoattack import Try, run_searches
-from pixelpart.attacks.search import budget_per_sample
+from pixelpart.attacks.search import budget_per_sample, is_correct
 from pixelpart.evaluation.adaptive import try_adaptive
 from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, AttackSpec
 from pixelpart.evaluation.image_set import ImageSet, start_images
@@ -28,7 +28,7 @@ from pixelpart.types import Flags, Images, Labels, Logits, Model
 from pixelpart.view.check import PROBES, trusted_view
 
 Attempt = Callable[[Tensor, Images, Labels, int], Flags]  # sample numbers, images, labels, number of the try -> broken
-Report = Callable[[int, int], None]  # images settled so far, how many of them are correct
+ImageProgress = Callable[[int, int], None]  # images settled so far, how many of them are correct
 OnSettled = Callable[[Try, bool], None]
 Settled = Mapping[Try, bool]
 NOTHING: Settled = MappingProxyType({})
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     after_each: dict[str, int]
 
 
-def clean_logits(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: Report = no_report) -> Logits:
+def clean_logits(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: ImageProgress = no_report) -> Logits:
     """The model's logits of all images as they are."""
     logits, correct = [], 0
     for index in torch.arange(len(pictures)).split(batch_size):
@@ -57,13 +57,9 @@ def clean_logits(model: nn.Module, pictures: ImageSet, *, batch_size: int, repor
     return torch.cat(logits)
 
 
-def natural(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: Report = no_report) -> Flags:
+def natural(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: ImageProgress = no_report) -> Flags:
     """Which images the model classifies correctly as they are."""
-    return is_right(clean_logits(model, pictures, batch_size=batch_size, report=report), pictures)
-
-
-def is_right(logits: Logits, pictures: ImageSet) -> Flags:
-    return logits.argmax(1).cpu() == pictures.labels.cpu()
+    return is_correct(clean_logits(model, pictures, batch_size=batch_size, report=report).cpu(), pictures.labels)
 
 
 def measure(
@@ -84,17 +80,19 @@ def measure(
     `settled` are the tries that a killed evaluation had finished; `on_settled` is called with every new one. Each
     process of a world attacks every size-th sample, and all return the same result.
     """
-    world, correct = world or World(), is_right(clean, pictures)
+    world, correct = world or World(), is_correct(clean.cpu(), pictures.labels)
     if spec.kind == "natural":
         progress(spec.name, len(correct), len(correct), f"{float(correct.double().mean()):.2%} correct")
         return Measured(correct, spec, {})
     own, n = correct & (torch.arange(len(correct)) % world.size == world.rank), len(correct)
     scale = int(correct.sum()) / max(1, int(own.sum()))  # from this process's samples to all
+    after_each: dict[str, int] = {}
 
     def report(done: int, left: int) -> None:
         progress(spec.name, done, n, f"{min(1.0, left * scale / max(1, done)):.2%} correct")
 
     def report_search(search: str, done: int, total: int, left: int) -> None:
+        after_each[search] = left
         title = spec.name if len(spec.searches) == 1 else f"{spec.name} {search}"
         progress(title, done, total, f"{min(1.0, left * scale / n):.2%} correct")
 
@@ -113,9 +111,8 @@ def measure(
             spec = dataclasses.replace(spec, precision="fp32")
     if not spec.searches:
         try_once: Callable[..., Flags] = try_adaptive if spec.kind in ADAPTIVE else try_steps
-        attempt = functools.partial(try_once, spec, model, view)
         left = after_tries(
-            attempt,
+            functools.partial(try_once, spec, model, view),
             pictures,
             correct=own,
             tries=spec.tries,
@@ -126,33 +123,28 @@ def measure(
             on_settled=on_settled,
         )
         return Measured(world.any_of(left), spec, {})
-
-    done = dict(settled)
-
-    def note(one: Try, broken: bool) -> None:
-        done[one] = broken
-        on_settled(one, broken)
-
-    def batch_of(samples: Tensor) -> tuple[Images, Labels, Tensor]:
-        x, y = pictures.take(samples.cpu())
-        return x, y, budget_per_sample(spec.eps, x)
-
     left = run_searches(
         spec.searches,
         view,
         functools.partial(logits_of, model),
-        batch_of,
+        functools.partial(_batch_of, pictures, spec.eps),
         clean,
         own,
         seed=spec.seed,
         slots=batch_size,
         settled=settled,
-        on_settled=note,
+        on_settled=on_settled,
         progress=report_search,
         say=functools.cache(say),  # each search may report the same line
     )
-    after_each = _after_each(spec, own, done, world) if len(spec.searches) > 1 else {}
-    return Measured(world.any_of(left), spec, after_each)
+    counts = world.total(torch.tensor(list(after_each.values())))
+    return Measured(world.any_of(left), spec, dict(zip(after_each, counts.tolist(), strict=True)))
+
+
+def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, Labels, Tensor]:
+    """Images, labels and budgets of these sample numbers."""
+    x, y = pictures.take(samples.cpu())
+    return x, y, budget_per_sample(eps, x)
 
 
 def try_steps(
@@ -171,7 +163,7 @@ def after_tries(
     correct: Flags,
     tries: int,
     batch_size: int,
-    report: Report = no_report,
+    report: ImageProgress = no_report,
     name: str = "",
     settled: Settled = NOTHING,
     on_settled: OnSettled = lambda one, broken: None,
@@ -193,12 +185,3 @@ def after_tries(
         report(done, int(correct[:done].sum()))
     report(len(pictures), int(correct.sum()))
     return correct
-
-
-def _after_each(spec: AttackSpec, own: Flags, settled: Settled, world: World) -> dict[str, int]:
-    """How many of all samples remain correct after each search, over all processes."""
-    after, left = dict[str, int](), own.clone()
-    for search in spec.searches:
-        left[[one.sample for one, broken in settled.items() if one.search == search and broken]] = False
-        after[search] = int(world.any_of(left).sum())
-    return after

@@ -224,7 +224,7 @@ def test_processes_that_share_the_images_find_what_one_process_finds(net, pair, 
     monkeypatch.setitem(SEARCHES, "apgd-ce", apgd_search(steps=5))
     alone = evaluate(net, data=pair, attacks=attack, eps=0.03, step_size=0.01)
     shares = []
-    monkeypatch.setattr(World, "any_of", lambda world, flags: (shares.append(flags.clone()), flags)[1])
+    monkeypatch.setattr(World, "total", lambda world, tensor: (shares.append(tensor.clone()), tensor)[1])
     for rank in range(3):
         mine = {"world": World(rank, 3), "out": tmp_path / str(rank), "name": "net"}
         evaluate(net, data=pair, attacks=attack, eps=0.03, step_size=0.01, **mine)

@@ -97,17 +97,17 @@ def test_ctrl_c_ends_the_workers_silently(tmp_path):
 
 
 class Shared:
-    """Combines the flags of threads as all_reduce does."""
+    """Adds up the tensors of threads as all_reduce does."""
 
     def __init__(self, size):
-        self.barrier, self.flags = threading.Barrier(size, timeout=20), {}
+        self.barrier, self.tensors = threading.Barrier(size, timeout=20), {}
 
-    def any_of(self, world, flags):
-        self.flags[world.rank] = flags
+    def total(self, world, tensor):
+        self.tensors[world.rank] = tensor
         self.barrier.wait()
-        together = torch.stack(list(self.flags.values())).any(0)
+        summed = torch.stack(list(self.tensors.values())).sum(0)
         self.barrier.wait()
-        return together
+        return summed
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_result_that_only_one_process_finds_is_measured_by_all(plane, pair, mo
     settings = {"data": pair, "attacks": "natural,pgd3", "eps": 0.03, "step_size": 0.01}
     alone = evaluate(plane, **settings, out=tmp_path / "1", name="plane")
     shared, found = Shared(2), {}
-    monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
+    monkeypatch.setattr(World, "total", lambda world, tensor: shared.total(world, tensor))
 
     def work(rank):
         kept = {"out": tmp_path / str(rank), "name": "plane"}
@@ -159,7 +159,7 @@ def test_squares_warning_counts_the_images_of_all_processes(plane, pair, monkeyp
     alone = evaluate(Stairs(), **settings)["autoattack"]
     assert any("Square" in warning for warning in alone.warnings)
     shared, found, shares = Shared(3), {}, []
-    monkeypatch.setattr(World, "any_of", lambda world, flags: shared.any_of(world, flags))
+    monkeypatch.setattr(World, "total", lambda world, tensor: shared.total(world, tensor))
 
     def work(rank):
         told = lambda name, done, total, note: shares.append(float(note.split("%")[0]))  # noqa: E731
