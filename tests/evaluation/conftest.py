@@ -103,14 +103,14 @@ def labelled(net, pair):
 
 
 @pytest.fixture
-def hunted(monkeypatch):
-    """The tries that were handed to the driver, by part, and those that it settled."""
-    seen = {"asked": [], "settled": [], "seeds": set()}
+def driver(monkeypatch):
+    """The tries that the driver of searches started and those that it settled."""
+    seen = {"started": [], "settled": [], "seeds": set()}
     module = importlib.import_module("pixelpart.attacks.autoattack")
     original = module.run_tries
 
     def noting(search, view, samples, tries, **settings):
-        seen["asked"] += tries
+        seen["started"] += tries
         seen["seeds"].add(samples.seed)
         for one, broken in original(search, view, samples, tries, **settings):
             seen["settled"].append(one)

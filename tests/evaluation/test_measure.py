@@ -195,10 +195,10 @@ def test_progress_of_each_search_ends_at_the_share_still_correct(net, labelled):
     assert news[-1][3] == f"{result['autoattack'].accuracy:.2%} correct"
 
 
-def test_nothing_is_attacked_if_no_image_is_correct(net, pair, hunted):
+def test_nothing_is_attacked_if_no_image_is_correct(net, pair, driver):
     wrong = (net(pair[0]).argmax(1) + 1) % 5
     assert evaluate(net, data=(pair[0], wrong), attacks="autoattack")["autoattack"].correct == 0
-    assert hunted["asked"] == []
+    assert driver["started"] == []
 
 
 @pytest.mark.parametrize("attack", ["autoattack", "apgd-ce", "square", "pgd3"])

@@ -29,19 +29,19 @@ def unkept(settings):
 
 
 @pytest.mark.parametrize("stop", [2, 30, 60])
-def test_tries_settled_before_ctrl_c_are_not_repeated(net, settings, hunted, tmp_path, stop):
+def test_tries_settled_before_ctrl_c_are_not_repeated(net, settings, driver, tmp_path, stop):
     expected = evaluate(net, **unkept(settings))
-    for tries in (hunted["asked"], hunted["settled"]):
+    for tries in (driver["started"], driver["settled"]):
         tries.clear()
     with pytest.raises(KeyboardInterrupt):
         evaluate(net, **settings, progress=stop_after(stop))
-    settled = set(hunted["settled"])
+    settled = set(driver["settled"])
     assert settled
     assert len(partial_files(tmp_path)) == 1
     assert not (tmp_path / "eval.json").exists()
-    hunted["asked"].clear()
+    driver["started"].clear()
     result = evaluate(net, **settings)
-    assert not settled & set(hunted["asked"])
+    assert not settled & set(driver["started"])
     assert result.flags["autoattack"].tolist() == expected.flags["autoattack"].tolist()
     assert not result["autoattack"].reused
     assert partial_files(tmp_path) == []
@@ -79,7 +79,7 @@ def test_progress_continues_where_it_was(net, settings):
     assert second[-1][1:3] == (total, total)
 
 
-def test_an_evaluation_killed_by_sigkill_is_continued_by_the_next(run, hunted, capsys):
+def test_an_evaluation_killed_by_sigkill_is_continued_by_the_next(run, driver, capsys):
     code = f"""
 import os, signal
 from pixelpart.attacks import VERSIONS
@@ -107,8 +107,8 @@ main({evaluated(run)!r})
     settled = {Try(search, int(sample), int(number)) for search, sample, number, _, _ in lines}
     assert len(settled) == 5
     assert main(evaluated(run)) == 0
-    assert hunted["asked"]
-    assert not settled & set(hunted["asked"])
+    assert driver["started"]
+    assert not settled & set(driver["started"])
     assert partial_files(run.dir) == []
     (entry,) = json.loads(capsys.readouterr().out)
     expected = evaluate(run.model, data="shapes", attacks="autoattack", images=40, device="cpu")
@@ -126,19 +126,19 @@ def test_a_damaged_partial_file_costs_time_and_changes_no_flag(net, settings, tm
 
 
 @pytest.mark.parametrize("change", [{"eps": EPS / 2}, {"seed": 1}, {"images": 10}, {"weights": True}])
-def test_other_settings_or_weights_do_not_use_the_settled_tries(net, settings, hunted, change):
+def test_other_settings_or_weights_do_not_use_the_settled_tries(net, settings, driver, change):
     with pytest.raises(KeyboardInterrupt):
         evaluate(net, **settings, progress=stop_after(35))
     if change.pop("weights", False):
         with torch.no_grad():
             net.linear.bias[0] += 0.3
     settings |= change
-    hunted["asked"].clear()
+    driver["started"].clear()
     kept = evaluate(net, **settings)
-    asked = list(hunted["asked"])
+    asked = list(driver["started"])
     expected = evaluate(net, **unkept(settings))
     assert kept.flags["autoattack"].tolist() == expected.flags["autoattack"].tolist()
-    assert asked == hunted["asked"][len(asked) :]
+    assert asked == driver["started"][len(asked) :]
 
 
 def test_pgd_continues_from_its_settled_tries(net, settings, monkeypatch, tmp_path):
