@@ -38,7 +38,7 @@ def start_images(index: Tensor, x: Images, eps: Budget, *, kind: str, steps: int
     starts = ATTACKS[kind].starts
     numbers = range(restart * starts, (restart + 1) * starts)
     noise = [start_noise(index, x, stream=f"attack/{kind}{steps}", seed=seed, number=number) for number in numbers]
-    images = [start_point(x, eps, one, kind="uniform") for one in noise]
+    images = [start_point(x, eps, part, kind="uniform") for part in noise]
     return images[0] if starts == 1 else torch.stack(images)
 
 

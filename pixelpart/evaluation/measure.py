@@ -70,7 +70,7 @@ def measure(
     *,
     batch_size: int,
     settled: Settled = NOTHING,
-    on_settled: OnSettled = lambda one, broken: None,
+    on_settled: OnSettled = lambda try_, broken: None,
     progress: Progress = silent,
     say: Callable[[str], None] = lambda line: None,
     world: World | None = None,
@@ -166,13 +166,13 @@ def after_tries(
     report: ImageProgress = no_report,
     name: str = "",
     settled: Settled = NOTHING,
-    on_settled: OnSettled = lambda one, broken: None,
+    on_settled: OnSettled = lambda try_, broken: None,
 ) -> Flags:
     """Which of the correct samples no try breaks; a broken sample is not tried again."""
     correct, samples = correct.clone(), correct.nonzero()[:, 0]
     for batch in samples.split(batch_size) if len(samples) else ():
         for number in range(tries):
-            known = {n: settled[one] for n in batch.tolist() if (one := Try(name, n, number)) in settled}
+            known = {n: settled[try_] for n in batch.tolist() if (try_ := Try(name, n, number)) in settled}
             correct[[n for n, broken in known.items() if broken]] = False
             live = torch.tensor([n for n in batch.tolist() if correct[n] and n not in known], dtype=torch.long)
             if not len(live):

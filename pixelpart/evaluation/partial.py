@@ -47,9 +47,9 @@ class PartialResult:
             except OSError as error:
                 raise UserError(f"cannot write results to {path.parent}: {error.strerror}") from None
 
-    def add(self, one: Try, broken: bool) -> None:
-        self.settled[one] = broken
-        self._write(f"{one.search} {one.sample} {one.number} {int(broken)}")
+    def add(self, try_: Try, broken: bool) -> None:
+        self.settled[try_] = broken
+        self._write(f"{try_.search} {try_.sample} {try_.number} {int(broken)}")
         if time.perf_counter() - self._seconds_written > SECONDS_EVERY:
             self.write_seconds()
 
