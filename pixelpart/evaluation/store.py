@@ -60,6 +60,7 @@ class ResultKey:
         return cls(target.identity or "", hash_weights(model), images, tuple(signature(probe)))
 
     def under(self, attack: Mapping[str, Any]) -> "ResultKey":
+        """The key for the same model and images under this attack."""
         return dataclasses.replace(self, attack=attack)
 
     def digest(self) -> str:
@@ -85,21 +86,15 @@ class ResultStore:
 
         Warnings about how the model was passed in come from this call, all others from the entry.
         """
-        for entry in self.entries:
-            if (
-                self.folder
-                and entry.get("key") == key.digest()
-                and complete(entry)
-                and agree(entry["probe"], key.probe)
-            ):
-                flags = read_flags(self.folder, entry)
-                if flags is not None:
-                    kept = [warning for warning in entry["warnings"] if warning != TRAIN_MODE]
-                    warnings = [*self.target.warnings, *kept]
-                    named = sealed(entry | self.target.tags | {"attack": attack, "warnings": warnings})
-                    if named != entry:
-                        self._write(named, flags)
-                    return Outcome(named, flags, reused=True)
+        matching = [entry for entry in self.entries if entry.get("key") == key.digest() and complete(entry)]
+        for entry in matching:
+            flags = read_flags(self.folder, entry) if self.folder else None
+            if flags is not None and agree(entry["probe"], key.probe):
+                kept = [warning for warning in entry["warnings"] if warning != TRAIN_MODE]
+                named = entry | self.target.tags | {"attack": attack, "warnings": [*self.target.warnings, *kept]}
+                if sealed(named) != entry:
+                    self._write(sealed(named), flags)
+                return Outcome(sealed(named), flags, reused=True)
         return None
 
     def add(
