@@ -72,13 +72,8 @@ def supports(x: Tensor, weight: Tensor, stride: int) -> bool:
     """Whether the kernel can be used for this convolution and its gradient, and its boxes are mostly full."""
     height, width = x.shape[2] // stride, x.shape[3] // stride
     in_chunks = weight.shape[0] % CHUNK == 0 and weight.shape[1] % CHUNK == 0 and weight.shape[2:] == (3, 3)
-    if (
-        not in_chunks
-        or stride not in (1, 2)
-        or x.shape[2] % stride
-        or x.shape[3] % stride
-        or not cuda.is_hopper(x.device)
-    ):
+    divided = stride in (1, 2) and x.shape[2] % stride == 0 and x.shape[3] % stride == 0
+    if not in_chunks or not divided or not cuda.is_hopper(x.device):
         return False
     boxes = boxes_of(height, width)
     return boxes is not None and 3 * height * width * boxes.images >= 2 * PIXELS * boxes.boxes

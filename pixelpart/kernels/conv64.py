@@ -73,15 +73,8 @@ def _run(
     if bias is not None and bias.dtype != torch.bfloat16:
         raise Unsupported("the bias is not bf16")
     tiles = tiles_for(max(1, sum(tensor is not None for tensor in (other, rectified))))
-    plain = int(bias is None and rectified is None)
-    settings = {
-        "FORWARD": is_forward,
-        "PLAIN": plain,
-        "OTHER": int(other is not None),
-        "WIDTH": width,
-        "ROWS": rows,
-        "TILES": tiles,
-    }
+    plain, summed = int(bias is None and rectified is None), int(other is not None)
+    settings = {"FORWARD": is_forward, "PLAIN": plain, "OTHER": summed, "WIDTH": width, "ROWS": rows, "TILES": tiles}
     kernel = cuda.load_kernel("conv64", POSITIONS // 2, tuple(settings.items()), x.device)
     if kernel is None:
         raise Unsupported("kernel unavailable")

@@ -51,16 +51,9 @@ def stem_backward(grad: Tensor, weight: Tensor, output: Tensor | None) -> Tensor
     parts = grad.new_empty((27, pixels), dtype=torch.float32)
     gate = grad if output is None else _nhwc(output)
     with torch.cuda.device(grad.device):
+        masked = output is not None
         _parts[(triton.cdiv(pixels, BLOCK),)](
-            grad,
-            gate,
-            weight,
-            parts,
-            pixels,
-            channels=len(weight),
-            relu=output is not None,
-            block=BLOCK,
-            num_warps=4,
+            grad, gate, weight, parts, pixels, channels=len(weight), relu=masked, block=BLOCK, num_warps=4
         )
         _gather[(triton.cdiv(pixels, 2 * BLOCK),)](parts, back, pixels, h, w, block=2 * BLOCK, num_warps=4)
     return back

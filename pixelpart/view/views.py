@@ -42,10 +42,8 @@ class Traced:
         if from_bf16:
             widen(self.structure)
         if fuse or own_kernels:
-            from pixelpart.view.fuse import (
-                fuse_relus,
-                own_convolutions,
-            )  # late: `import pixelpart.attacks` loads no kernels
+            # late: `import pixelpart.attacks` loads no kernels
+            from pixelpart.view.fuse import fuse_relus, own_convolutions
 
             if fuse:
                 fuse_relus(self.structure)
