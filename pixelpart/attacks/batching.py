@@ -6,7 +6,6 @@ graph, one for each of a few batch sizes.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from torch import Tensor
 from pixelpart import draws
 from pixelpart.attacks.ball import inside
 from pixelpart.attacks.search import Search, State, is_correct, keys_of_try, per_row, target_classes
+from pixelpart.runtime.precision import cudnn_benchmark
 from pixelpart.types import Flags, Images, Labels, Logits, Model
 from pixelpart.view import capture
 
@@ -179,17 +179,6 @@ class Stepper:
         new = {name: tensor.clone() if tensor.data_ptr() in pointers else tensor for name, tensor in new.items()}
         for name, tensor in new.items():
             buffers[name].copy_(tensor)
-
-
-@contextmanager
-def cudnn_benchmark(enabled: bool) -> Iterator[None]:
-    """Sets `torch.backends.cudnn.benchmark` for a while."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = enabled
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def _batch_size(tries: int, slots: int) -> int:

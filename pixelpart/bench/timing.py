@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from pixelpart.engine.fast import fast_arithmetic
 from pixelpart.runtime.device import current
-from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
 
 Timed = Callable[[], object]  # the function that is timed
 Say = Callable[[str], None]

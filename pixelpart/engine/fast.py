@@ -7,7 +7,6 @@ first, and everything that a step updates (weights, momentum, averages, sums) st
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -153,22 +152,3 @@ def copy_of(batch: Any) -> Any:
         k: copy_of(v) if dataclasses.is_dataclass(v) else None if v is None else v.clone() for k, v in values.items()
     }
     return dataclasses.replace(batch, **copies)
-
-
-@contextmanager
-def fast_arithmetic() -> Iterator[None]:
-    """Lets cuDNN benchmark its algorithms and fp32 products use TF32; both settings are restored on exit."""
-    benchmark = torch.backends.cudnn.benchmark
-    try:
-        products = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set through torch's newer switches, which stay as they are
-        products = None
-    torch.backends.cudnn.benchmark = True
-    if products is not None:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-        if products is not None:
-            torch.set_float32_matmul_precision(products)

@@ -19,10 +19,11 @@ from torch._dynamo.utils import counters
 
 from pixelpart import models, recipes
 from pixelpart.attacks.pgd import move, signed_step, total_loss
-from pixelpart.engine.fast import CapturedStep, compile_phase, fast_arithmetic
+from pixelpart.engine.fast import CapturedStep, compile_phase
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.step import train_step
 from pixelpart.models import Classifier
+from pixelpart.runtime.precision import fast_arithmetic
 from pixelpart.view import capture
 from pixelpart.view.views import Folding
 from steps import METHODS, assert_close_state, assert_same_state, batch_for, plan_for, state_for

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pixelpart import draws
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.engine import fast as fast_module
-from pixelpart.engine.fast import CapturedStep, copy_of, fast_arithmetic, tensors_in
+from pixelpart.engine.fast import CapturedStep, copy_of, tensors_in
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.step import train_step
 from pixelpart.engine.train import Trainer
@@ -182,39 +182,6 @@ def test_a_run_ends_the_same_by_either_path(cuda, monkeypatch, small, quiet, tmp
 
 
 # -- arithmetic
-
-
-def switches():
-    return torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
-
-
-def test_fast_arithmetic_restores_what_the_caller_had_set_also_after_an_exception():
-    before = switches()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        with fast_arithmetic():
-            assert switches() == (True, "high")
-        assert switches() == (before[0], "medium")
-        with pytest.raises(ZeroDivisionError), fast_arithmetic():
-            _ = 1 / 0
-        assert switches() == (before[0], "medium")
-    finally:
-        torch.set_float32_matmul_precision(before[1])
-
-
-def test_fast_arithmetic_leaves_torchs_newer_switches_alone():
-    """Once a caller has used them, torch refuses to read the older one."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    other = "ieee" if before == "tf32" else "tf32"
-    try:
-        matmul.fp32_precision = other
-        with fast_arithmetic():
-            assert torch.backends.cudnn.benchmark
-        assert matmul.fp32_precision == other
-    finally:
-        matmul.fp32_precision = before
-    assert not torch.backends.cudnn.benchmark
 
 
 # -- compiled code, in a process of its own

@@ -3,7 +3,7 @@ import contextlib
 import pytest
 import torch
 
-from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
 
 
 def switches():
@@ -46,3 +46,25 @@ def test_the_device_is_the_current_one_inside(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: made.append(device) or contextlib.nullcontext())
     with ieee_fp32("cuda:1"):
         assert made == ["cuda:1"]
+
+
+def test_fast_arithmetic_restores_the_settings_also_after_an_exception(restored):
+    torch.set_float32_matmul_precision("medium")
+    with contextlib.suppress(KeyError), fast_arithmetic():
+        assert (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()) == (True, "high")
+        raise KeyError
+    assert (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()) == (False, "medium")
+
+
+def test_fast_arithmetic_leaves_torchs_newer_switches_alone():
+    """Once a caller has used them, torch refuses to read the older one."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    other = "ieee" if before == "tf32" else "tf32"
+    try:
+        matmul.fp32_precision = other
+        with fast_arithmetic():
+            assert torch.backends.cudnn.benchmark
+        assert matmul.fp32_precision == other
+    finally:
+        matmul.fp32_precision = before
