@@ -11,16 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import project
+from pixelpart.attacks.ball import inside, project
 from pixelpart.attacks.search import Search, State, initial_state, keep_best, run_search
 from pixelpart.draws import Keys, hashed
 from pixelpart.losses import margin, targeted_margin
-from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model, PerSample
+from pixelpart.types import Budget, Images, Labels, Logits, Model, PerSample
 
 Rows = Float[Tensor, "b n"]
 
 ALPHA_MAX, ETA, BETA = 0.1, 1.05, 0.9  # largest pull towards x, step beyond the boundary, step back after an error
-INSIDE = 1e-6  # what rounding may add to a change as large as the budget
 ROUNDS = 14  # Newton steps to a hyperplane: 2 or 3 where it is near, up to 10 where it is almost out of reach
 MIN_SHARE = 1e-6  # a pixel with a smaller share of the largest budget is not changed: its norm would overflow
 
@@ -154,12 +153,8 @@ def to_hyperplane(t: Rows, w: Rows, height: PerSample, share: Rows) -> tuple[Row
 
 def _keep_inside(state: State, point: Images, logits: Logits) -> State:
     """`keep_best` for points that may be outside the budget."""
-    x, budget = state["x"], state["budget"].expand_as(state["x"])
-    return keep_best(state, project(point, x, budget), logits, inside=_inside(point, x, budget))
-
-
-def _inside(point: Images, x: Images, budget: Tensor) -> Flags:
-    return ((point - x).abs() <= budget + INSIDE).flatten(1).all(1)
+    x, budget = state["x"], state["budget"]
+    return keep_best(state, project(point, x, budget), logits, inside(point, x, budget))
 
 
 def _share(budget: Tensor) -> Tensor:
