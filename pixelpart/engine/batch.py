@@ -1,6 +1,7 @@
 """The batch of a training step: its images and every random draw made for them."""
 
 import torch
+from torch import Tensor
 
 from pixelpart import draws
 from pixelpart.attacks.ball import draw_noise
@@ -8,13 +9,15 @@ from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.step import Phase, StepBatch
-from pixelpart.masks import MaskStore
 
 
 def step_batch(
-    config: Config, phase: Phase, loader: Loader, store: MaskStore | None, *, epoch: int, step: int
+    config: Config, phase: Phase, loader: Loader, maps: Tensor | None, *, epoch: int, step: int
 ) -> StepBatch:
-    """The step's images with their draws, which are made for the global batch; each process takes its slice."""
+    """The step's images with their draws, which are made for the global batch; each process takes its slice.
+
+    `maps` are the stored maps of all training images, if there are any.
+    """
     batch = loader.batch(epoch, step)
     n = loader.global_size(step)
     mine = loader.world.share(n)
@@ -32,6 +35,6 @@ def step_batch(
         batch.labels,
         augmentation[mine],
         noise[..., mine, :, :, :],
-        maps=store.get(batch.index) if store is not None and phase.mask is not None else None,
+        maps=maps[batch.index] if maps is not None and phase.mask is not None else None,
         budget_scale=batch.images.new_full((len(batch.labels), 1, 1, 1), scale) if scale < 1 else None,
     )

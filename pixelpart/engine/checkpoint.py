@@ -8,7 +8,6 @@ from torch import Tensor
 from pixelpart.config import Config, differing_fields
 from pixelpart.engine.state import TrainingState
 from pixelpart.errors import Diverged, UserError
-from pixelpart.masks import MaskStore
 from pixelpart.runs import Facts, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
 
 # Fields in which a fork may differ from its parent; data, held-out images, model and seed must be equal.
@@ -31,16 +30,16 @@ class Position:
 
 
 class RunCheckpoints:
-    """The checkpoints of one run; loading copies into the existing tensors of `state` and `store`."""
+    """The checkpoints of one run; loading copies into the existing tensors of `state` and `maps`."""
 
     def __init__(
-        self, folder: RunFolder, config: Config, state: TrainingState, store: MaskStore | None, *, writes: bool
+        self, folder: RunFolder, config: Config, state: TrainingState, maps: Tensor | None, *, writes: bool
     ) -> None:
-        self.folder, self.config, self.state, self.store, self.writes = folder, config, state, store, writes
+        self.folder, self.config, self.state, self.maps, self.writes = folder, config, state, maps, writes
         self._best: tuple[dict[str, Tensor], Position] | None = None  # not yet on disk
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.state.tensors() | ({"maps": self.store.maps} if self.store is not None else {})
+        return self.state.tensors() | ({"maps": self.maps} if self.maps is not None else {})
 
     def resume(self, steps: int, images: int) -> Position:
         """Loads the last checkpoint, or the parent's if the run is a fork, or nothing; returns the position.

@@ -7,7 +7,7 @@ statistics are averaged.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pixelpart.runtime.world import World
 
@@ -22,17 +22,7 @@ def means(tensors: Sequence[Tensor], n: int, world: World) -> Sequence[Tensor]:
 
 
 @torch.no_grad()
-def average_gradients(model: nn.Module, n: int, world: World) -> None:
-    """Replaces the gradients, of a mean over n images, by those of the mean over the images of all processes."""
-    _average([parameter.grad for parameter in model.parameters() if parameter.grad is not None], n, world)
-
-
-@torch.no_grad()
-def average_statistics(model: nn.Module, n: int, world: World) -> None:
-    """Replaces batch norm's running statistics by their mean over the processes."""
-    _average([buffer for buffer in model.buffers() if buffer.is_floating_point()], n, world)
-
-
-def _average(tensors: list[Tensor], n: int, world: World) -> None:
+def average_in_place(tensors: list[Tensor], n: int, world: World) -> None:
+    """Replaces each tensor by its mean over the processes."""
     if world.size > 1 and tensors:
         torch._foreach_copy_(tensors, list(means(tensors, n, world)))

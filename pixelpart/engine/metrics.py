@@ -97,7 +97,6 @@ def epoch_row(
     epoch: int,
     phase: Phase,
     state: TrainingState,
-    *,
     sums: dict[str, float],
     probes: dict[str, ProbeResult],
     measured_on: str,

@@ -19,7 +19,6 @@ from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import Phase, TrainingAttack, TrainingObjective
 from pixelpart.errors import choose
 from pixelpart.losses import smoothed
-from pixelpart.masks import BudgetPolicy
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.runs import build_model
@@ -58,8 +57,18 @@ def build_plan(config: Config) -> Plan:
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
     choose(PRECISIONS, config.precision, "precision")
-    model = build_model(config)
-    mask = _mask(config, model, dataset.size)
+    model, names = build_model(config), config.mask
+    mask = masks.budget_policy(
+        cam=names.cam,
+        layer=names.layer,
+        target=names.target,
+        rule=names.rule,
+        eps=config.eps,
+        eps_low=config.eps_low,
+        stored=names.every > 0,
+    )
+    some = torch.zeros(1, 3, dataset.size, dataset.size)
+    masks.cam(model, some, method=names.cam, layer=names.layer)  # reports a wrong layer now
     burn_in, main = config.burn_in, config.objective.name
     return Plan(
         config,
@@ -99,18 +108,3 @@ def _smoothed_loss(
 ) -> Tensor:
     """The loss against smoothed targets, which neither the attack nor the mask sees."""
     return loss(model, x, x_adv, smoothed(y, smoothing, classes, dtype=x.dtype))
-
-
-def _mask(config: Config, model: Classifier, size: int) -> BudgetPolicy | None:
-    mask = config.mask
-    policy = masks.budget_policy(
-        cam=mask.cam,
-        layer=mask.layer,
-        target=mask.target,
-        rule=mask.rule,
-        eps=config.eps,
-        eps_low=config.eps_low,
-        stored=mask.every > 0,
-    )
-    masks.cam(model, torch.zeros(1, 3, size, size), method=mask.cam, layer=mask.layer)  # reports a wrong layer now
-    return policy

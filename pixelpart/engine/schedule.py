@@ -31,9 +31,5 @@ def constant(optim: OptimConfig, epoch: float, epochs: int) -> float:
     return optim.lr
 
 
-SCHEDULES: dict[str, Callable[[OptimConfig, float, int], float]] = {
-    "step": step,
-    "cyclic": cyclic,
-    "cosine": cosine,
-    "constant": constant,
-}
+Schedule = Callable[[OptimConfig, float, int], float]
+SCHEDULES: dict[str, Schedule] = {"step": step, "cyclic": cyclic, "cosine": cosine, "constant": constant}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pixelpart.config import Config
 from pixelpart.data import of_config
 from pixelpart.engine.awp import perturbed
-from pixelpart.engine.distributed import average_gradients, average_statistics, means
+from pixelpart.engine.distributed import average_in_place, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.views import choose_layout, make_views
 from pixelpart.models import Classifier
@@ -55,11 +55,11 @@ class TrainingState:
         with perturbed(self.model, loss_function, gamma=awp, all_mean=lambda grads: means(grads, n, self.world)):
             loss = loss_function()
             loss.backward()
-        average_gradients(self.model, n, self.world)
+        average_in_place([weight.grad for weight in self.model.parameters() if weight.grad is not None], n, self.world)
         if self.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
-        average_statistics(self.model, n, self.world)
+        average_in_place([buffer for buffer in self.model.buffers() if buffer.is_floating_point()], n, self.world)
         if self.average is not None:
             self.average.update()
         return loss

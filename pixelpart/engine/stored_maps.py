@@ -1,12 +1,13 @@
 """Maps of training images before augmentation, computed for all images at once and kept for some epochs."""
 
 import torch
+from torch import Tensor
 
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import to_device
-from pixelpart.masks import BudgetPolicy, MaskStore
+from pixelpart.masks import BudgetPolicy
 from pixelpart.types import Images, Labels, Map
 
 
@@ -17,19 +18,17 @@ def current_maps(state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels)
     return mask.maps(state.model, view, x, y, clean.acts, clean.logits)
 
 
-def map_store(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> MaskStore | None:
-    """An empty store for the maps of n images such as x, or None if the mask needs no store."""
+def empty_maps(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> Tensor | None:
+    """Zeros for the raw maps of n images such as x, in fp32; None if the mask keeps no maps."""
     if mask is None or not mask.stored:
         return None
-    return MaskStore(n, current_maps(state, mask, x[:1], y[:1]).shape[1:], device=x.device)
+    return torch.zeros(n, *current_maps(state, mask, x[:1], y[:1]).shape[1:], device=x.device)
 
 
-def renew_maps(store: MaskStore, state: TrainingState, mask: BudgetPolicy, loader: Loader, *, chunk: int) -> None:
-    """Fills the store with the current maps of all training images, `chunk` at a time, shared between processes."""
-    device, world = store.maps.device, loader.world
-    store.maps.zero_()
-    for index in torch.arange(len(loader))[world.slice(len(loader))].split(chunk):
-        x, y = to_device(*loader.take(index), device=device, layout=state.layout)
-        store.put(index.to(device), current_maps(state, mask, x, y))
-    if world.size > 1:
-        store.maps.copy_(world.total(store.maps))
+def renew_maps(maps: Tensor, state: TrainingState, mask: BudgetPolicy, loader: Loader, *, chunk: int) -> None:
+    """Fills `maps` with those of all training images, `chunk` at a time, shared between processes."""
+    maps.zero_()
+    for index in torch.arange(len(loader))[loader.world.slice(len(loader))].split(chunk):
+        x, y = to_device(*loader.take(index), device=maps.device, layout=state.layout)
+        maps[index.to(maps.device)] = current_maps(state, mask, x, y).to(maps.dtype)
+    maps.copy_(loader.world.total(maps))

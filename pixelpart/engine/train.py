@@ -14,18 +14,18 @@ from pixelpart.config import Config
 from pixelpart.engine import metrics, training_data
 from pixelpart.engine.batch import step_batch
 from pixelpart.engine.checkpoint import Position, RunCheckpoints
-from pixelpart.engine.fast import CapturedStep, fast_arithmetic
+from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.plan import Plan, build_plan
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.signals import stop_requests
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
-from pixelpart.engine.stored_maps import map_store, renew_maps
+from pixelpart.engine.stored_maps import empty_maps, renew_maps
 from pixelpart.engine.views import trains_on_one_image
 from pixelpart.errors import Diverged, UserError
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
-from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.world import World, joined, local_device
 
@@ -96,8 +96,8 @@ class Trainer:
         self.check_last_batch()
         self.measured_on = "held-out" if config.holdout else "test"
         self.skipped = training_data.skipped(config, data_root)
-        self.store = map_store(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
-        self.checkpoints = RunCheckpoints(folder, config, self.state, self.store, writes=world.leads)
+        self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
+        self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
         self.collapsed_to: int | None = None  # the only class that the model predicts
 
@@ -143,23 +143,25 @@ class Trainer:
         self.epoch_began, self.epoch_images = time.monotonic(), 0
         if self.position.step % self.loader.steps == 0:
             self.state.tally.sums.zero_()
-            if self.store is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
+            if self.maps is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
                 assert self.plan.main.mask is not None
-                renew_maps(self.store, self.state, self.plan.main.mask, self.loader, chunk=self.chunk)
+                renew_maps(self.maps, self.state, self.plan.main.mask, self.loader, chunk=self.chunk)
 
     def take_step(self, epoch: int, step: int) -> None:
         config, steps = self.config, self.loader.steps
         phase = self.plan.phase(epoch)
         self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
-        batch = step_batch(config, phase, self.loader, self.store, epoch=epoch, step=step)
+        batch = step_batch(config, phase, self.loader, self.maps, epoch=epoch, step=step)
         stream = f"network of process {self.world.rank}" if self.world.rank else "network"
         draws.seed_torch(config.seed, stream, epoch, step)  # for a network's dropout
         self.step(self.state, phase, batch)
         self.position.step += 1
         self.position.forked_here = False
         self.epoch_images += len(batch.labels)
-        if self.position.step % CHECK_STEPS == 0 or step + 1 == steps:
-            self.check_finite()
+        due = self.position.step % CHECK_STEPS == 0 or step + 1 == steps
+        if due and self.state.tally.read(self.world)["broken_steps"]:
+            last_good = self.checkpoints.last_good()
+            raise Diverged(f"the loss was not finite at or before step {self.position.step}; {last_good}")
 
     def finish_epoch(self, epoch: int) -> None:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
@@ -172,15 +174,8 @@ class Trainer:
         self.position.epoch = epoch + 1
         if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in epochs do not count as best
             self.checkpoints.consider(probes[self.measured_on].robust_ce, self.position)
-        row = metrics.epoch_row(
-            epoch,
-            self.plan.phase(epoch),
-            self.state,
-            sums=sums,
-            probes=probes,
-            measured_on=self.measured_on,
-            images=self.probe_sets["train"],
-        )
+        images = self.probe_sets["train"]
+        row = metrics.epoch_row(epoch, self.plan.phase(epoch), self.state, sums, probes, self.measured_on, images)
         row["seconds"] = time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:
@@ -217,12 +212,6 @@ class Trainer:
                 "trained (batch norm over a single value); choose another batch_size"
             )
 
-    def check_finite(self) -> None:
-        if self.state.tally.read(self.world)["broken_steps"]:
-            raise Diverged(
-                f"the loss was not finite at or before step {self.position.step}; {self.checkpoints.last_good()}"
-            )
-
     def report_collapse(self) -> None:
         """Logs once when the unaveraged model starts to predict a single class; an average lags behind it."""
         x, y = self.probe_sets[self.measured_on]
@@ -245,8 +234,7 @@ class Trainer:
             where = f"{self.device}" if captured else f"{self.device}, uncompiled"
             self.say(f"{config.recipe}: {config.epochs} epochs of {steps} steps on {where}, config {config.hash()}")
         if self.skipped:
-            more = f"; and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
-            self.say(f"bad files skipped ({len(self.skipped)}): {'; '.join(self.skipped[:3])}{more}")
+            self.say(self.skipped)
         if captured:
             self.say("the step is compiled on first use; this takes about a minute")
         if self.world.size > 1:

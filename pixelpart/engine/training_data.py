@@ -58,10 +58,12 @@ def load(
     return loader, probes
 
 
-def skipped(config: Config, root: Path | str | None) -> list[str]:
-    """The files that skip_bad left out, each with the reason."""
+def skipped(config: Config, root: Path | str | None) -> str:
+    """How many files skip_bad left out, and the first with their reasons; empty if there are none."""
     list_skipped = data.of_config(config).skipped
-    return list_skipped(root) if list_skipped else []
+    files = list_skipped(root) if list_skipped else []
+    more = f"; and {len(files) - 3} more" if len(files) > 3 else ""
+    return f"bad files skipped ({len(files)}): {'; '.join(files[:3])}{more}" if files else ""
 
 
 def to_device(

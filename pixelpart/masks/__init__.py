@@ -12,7 +12,6 @@ from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
 from pixelpart.masks.policy import BudgetPolicy, budget_policy
 from pixelpart.masks.rules import above_mean, above_quantile, budget, dead, official, parse_rule, soft, zscore
-from pixelpart.masks.store import MaskStore
 
 __all__ = [
     "CAMS",
@@ -20,7 +19,6 @@ __all__ = [
     "ROLLOUTS",
     "RULES",
     "BudgetPolicy",
-    "MaskStore",
     "attention_map",
     "budget",
     "budget_policy",
@@ -34,11 +32,7 @@ __all__ = [
 ]
 
 # (acts, grads) -> map
-CAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "gradcam": gradcam,
-    "layercam": layercam,
-    "xgradcam": xgradcam,
-}
+CAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"gradcam": gradcam, "layercam": layercam, "xgradcam": xgradcam}
 
 # (transformer, x, target) -> share of each token in each other token
 ROLLOUTS: dict[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {

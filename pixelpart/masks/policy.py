@@ -26,7 +26,7 @@ class BudgetPolicy:
     cam: str  # a name in masks.MAPS
     layer: str  # where the map is read
     of_label: bool  # the map explains the label, not the predicted class
-    stored: bool  # maps come from a MaskStore, not from the batch
+    stored: bool  # maps are kept between epochs, not read from the batch
     eps: float  # the largest budget, and that of pixels without a map
     high_from: float  # budgets from here up count as high
     budget: Callable[[Map, tuple[int, int]], tuple[BudgetMap, Flags]]  # `budget_of_maps`, which engine/fast.py compiles

@@ -48,20 +48,3 @@ def test_rule_none_is_no_policy_and_unknown_names_are_user_errors() -> None:
     ):
         with pytest.raises(UserError, match=message):
             policy(**settings)
-
-
-def test_stored_maps_are_float32_copies_by_sample_number_and_zero_until_put() -> None:
-    maps = torch.arange(6 * 4.0, dtype=torch.float64).view(6, 2, 2).requires_grad_()
-    store = masks.MaskStore(6, (2, 2))
-    address = store.maps.data_ptr()
-    for index in (torch.tensor([4, 1, 3]), torch.tensor([5, 0])):
-        store.put(index, maps[index])
-    index = torch.tensor([0, 3, 1, 5, 3])
-    found = store.get(index)
-    assert torch.equal(found, maps[index].float())
-    found.zero_()
-    assert torch.equal(store.get(index), maps[index].float())
-    assert (store.get(torch.tensor([2])) == 0).all()
-    store.put(torch.tensor([4]), torch.full((1, 2, 2), 9.0))
-    assert (store.maps[4] == 9).all()
-    assert store.maps.data_ptr() == address
