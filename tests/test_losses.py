@@ -102,13 +102,6 @@ def test_dlr_equals_the_published_form_with_sorted_logits():
     torch.testing.assert_close(dlr(z, y), published)
 
 
-def test_kl_equals_torch_and_is_zero_on_equal_logits():
-    z, _ = draw(1)
-    other, _ = draw(2)
-    torch.testing.assert_close(kl(z, other), F.kl_div(z.log_softmax(1), other.softmax(1), reduction="none").sum(1))
-    assert kl(z, z).abs().max() == 0
-
-
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 10_000), shift=st.floats(-50, 50), scale=st.floats(0.01, 100))
 def test_a_shift_changes_no_loss_and_a_scale_does_not_change_dlr(seed, shift, scale):
@@ -117,12 +110,6 @@ def test_a_shift_changes_no_loss_and_a_scale_does_not_change_dlr(seed, shift, sc
         target = draw(seed + 1)[0] if name == "kl" else y
         torch.testing.assert_close(loss(z + shift, target), loss(z, target), atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(dlr(z * scale, y), dlr(z, y), atol=1e-8, rtol=1e-8)
-
-
-@pytest.mark.parametrize("name", ["margin", "dlr"])
-def test_negative_means_correct(name):
-    z, y = draw(5, b=200)
-    assert ((LOSSES[name](z, y) < 0) == (z.argmax(1) == y)).all()
 
 
 def test_dlr_needs_three_classes():

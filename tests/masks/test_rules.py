@@ -134,11 +134,6 @@ def test_rules_never_wait_for_the_device(rule: str) -> None:
     assert masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule).shape[2:] == (8, 8)
 
 
-def test_a_rule_may_have_a_number() -> None:
-    assert masks.parse_rule("mean") == (masks.RULES["mean"], {})
-    assert masks.parse_rule("quantile:0.7") == (masks.RULES["quantile"], {"q": 0.7})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
