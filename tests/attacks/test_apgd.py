@@ -125,12 +125,6 @@ def test_more_targets_and_restarts_never_make_it_weaker(make_net, make_batch):
     assert (twice > once).any()
 
 
-def test_zero_steps_return_the_start(make_net, make_batch):
-    net, (x, y, budget) = make_net(), make_batch()
-    keys = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(apgd(net, x, y, budget, steps=0), begun(apgd_search(), net, x, y, budget, keys)["point"])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

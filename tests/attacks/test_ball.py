@@ -34,13 +34,6 @@ def test_projection_is_the_nearest_point_of_the_interval(v, x, budget):
     assert project(image(v), image(x), budget).item() == expected
 
 
-def test_a_budget_of_one_channel_bounds_all_three():
-    g = torch.Generator().manual_seed(0)
-    x, far = torch.rand(2, 3, 4, 4, generator=g), 3 * torch.rand(2, 3, 4, 4, generator=g) - 1
-    budget = 0.2 * torch.rand(2, 1, 4, 4, generator=g)
-    assert torch.equal(project(far, x, budget), project(far, x, budget.expand(2, 3, 4, 4)))
-
-
 def test_start_kinds_by_hand():
     x, noise = image(0.5, 0.5, 0.0, 1.0), image(-1.0, 0.5, -0.5, 1.0)
     budget = image(0.1, 0.2, 0.1, 0.1)
@@ -63,15 +56,6 @@ def test_noise_has_the_named_distribution_and_does_not_use_the_global_generator(
     assert normal.std().item() == pytest.approx(1, abs=0.02)
     assert normal.abs().max() > 3
     assert torch.equal(none, x)
-
-
-def test_an_unknown_start_names_the_choices():
-    x = torch.zeros(1, 3, 2, 2)
-    message = "unknown start 'gauss'; choose from none, normal, uniform"
-    with pytest.raises(UserError, match=message):
-        draw_noise(x, kind="gauss")
-    with pytest.raises(UserError, match=message):
-        start_point(x, 0.1, x, kind="gauss")
 
 
 @pytest.mark.parametrize("attack", [attacks.pgd, attacks.mma])

@@ -1,14 +1,10 @@
 """Continuous batching on a search whose outcomes are given: which rows run when, and which images are judged."""
 
-from itertools import islice
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelpart.attacks.batching import Try, run_tries
-from pixelpart.attacks.search import Search
-from toys import Toy, no_model, tries_of
+from toys import Toy, tries_of
 
 # -- a few samples by hand
 
@@ -56,12 +52,6 @@ def test_the_last_image_of_a_try_is_judged_even_if_the_view_saw_no_error():
     assert toy.settled == [((0, 0), False), ((1, 0), True)]
 
 
-def test_no_tries_run_nothing():
-    toy = Toy(4)
-    assert toy([], slots=8) == set()
-    assert (toy.begun, toy.rows, toy.settled) == ([], [], [])
-
-
 @pytest.mark.parametrize(("tries", "slots", "rows"), [(10, 4, 4), (9, 8, 5), (8, 8, 8), (17, 8, 6), (3, 8, 3)])
 def test_the_last_round_has_as_many_rows_as_the_others(tries, slots, rows):
     toy = Toy(1)
@@ -69,14 +59,6 @@ def test_the_last_round_has_as_many_rows_as_the_others(tries, slots, rows):
     rounds = [len(batch) for batch in toy.rows]
     assert rounds[0] == max(rounds) == rows
     assert len(rounds) == -(-tries // slots)
-
-
-def test_the_caller_may_stop_at_any_settled_try():
-    toy = Toy(3)
-    search = Search(lambda *_: {}, toy.advance, steps=3)
-    settled = run_tries(search, no_model, toy, [Try("toy", sample, 0) for sample in range(5)], slots=2)
-    assert [one.sample for one, _ in islice(settled, 3)] == [0, 1, 2]
-    assert [one for batch in toy.begun for one in batch] == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
 
 # -- random outcomes
@@ -118,32 +100,3 @@ def test_every_sample_gets_all_its_tries_until_one_breaks_it(outcome, slots):
     begun = [one for some in toy.begun for one in some]
     assert begun == [one for one in tries if one in set(begun)]
     assert len(set(begun)) == len(begun)
-
-
-@settings(max_examples=25)
-@given(outcomes(), st.integers(1, 30))
-def test_the_batch_is_full_while_tries_wait_and_has_no_broken_samples(outcome, slots):
-    """Replays the record: which samples were broken when a batch ran, and which tries waited."""
-    steps, tries, found, real = outcome
-    toy = Toy(steps, found, real)
-    events = []
-    advance, begin = toy.advance, toy.begin
-    toy.advance = lambda net, state: events.append("step") or advance(net, state)
-    toy.begin = lambda search, some: events.append([one[1:] for one in some]) or begin(search, some)
-    search = Search(lambda *_: {}, toy.advance, steps=steps)
-    named = [Try("toy", *one) for one in tries]
-    events.extend((one[1:], broken) for one, broken in run_tries(search, no_model, toy, named, slots=slots))
-    batches, begun, broken = iter(toy.rows), set(), set()
-    most = max(map(len, toy.rows))
-    assert most <= slots
-    for event in events:
-        if event == "step":
-            batch = next(batches)
-            waiting = [one for one in tries if one not in begun and one[0] not in broken]
-            assert len(batch) == most or not waiting
-            assert not {sample for sample, _ in batch} & broken
-        elif isinstance(event, list):
-            begun |= set(event)
-            assert not {sample for sample, _ in event} & broken
-        elif event[1]:
-            broken.add(event[0][0])

@@ -22,7 +22,7 @@ from pixelpart.losses import margin
 
 STEPS = {"step_size": 2 / 255, "steps": 5}
 KEYS = torch.tensor([31, 41, 59, 26])
-quick = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass(frozen=True)
@@ -118,21 +118,13 @@ def test_a_pixel_without_budget_does_not_change(attack, make_net, make_batch):
     assert not torch.equal(x_adv, x)
 
 
-@each(EVERY, {"fab": "it maximises the margin; see the next claim"})
+@each(EVERY)
 @pytest.mark.parametrize("classes", [2, 5, 200])
-def test_the_loss_does_not_fall(attack, classes, make_net, make_batch):
-    net, (x, y, budget) = make_net(classes).eval(), make_batch(16, classes=classes)
-    before, after = (nn.functional.cross_entropy(net(z), y) for z in (x, attack(net, x, y, budget, **STEPS)))
-    assert after > before
-
-
-@each(SEARCHES)
-@pytest.mark.parametrize("classes", [2, 5, 200])
-def test_the_margin_of_a_search_does_not_fall(attack, classes, make_net, make_batch):
+def test_the_margin_does_not_fall(attack, classes, make_net, make_batch):
     net, (x, y, budget) = make_net(classes).eval().requires_grad_(False), make_batch(16, classes=classes)
     before, after = (margin(net(z), y) for z in (x, attack(net, x, y, budget, **STEPS)))
     assert after.mean() > before.mean()
-    assert (after >= before).float().mean() > 0.9  # a search may start elsewhere than at x
+    assert (after >= before).float().mean() > 0.9  # an attack may start elsewhere than at x
 
 
 @each(EVERY, {"fab": "it looks for the smallest change that errs", "square": "it is random"} | RADIUS)

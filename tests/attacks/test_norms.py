@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from pixelpart.attacks import COMBINED, SEARCHES
 from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.autoattack import run_searches
 from pixelpart.attacks.ball import length, project_l1
@@ -159,17 +158,6 @@ def test_a_wrong_radius_is_refused(radius, message, make_net, make_batch):
 
 
 # -- in the driver
-
-
-def test_the_names_of_the_searches_in_l2_and_l1():
-    norms = {name: search.norm for name, search in SEARCHES.items() if search.norm != "linf"}
-    assert norms == {"apgd-ce-l2": "l2", "apgd-t-l2": "l2", "apgd-ce-l1": "l1", "apgd-t-l1": "l1"}
-    assert {name: [*parts] for name, parts in COMBINED.items()} == {
-        "apgd": ["apgd-ce", "apgd-t"],
-        "apgd-l2": ["apgd-ce-l2", "apgd-t-l2"],
-        "apgd-l1": ["apgd-ce-l1", "apgd-t-l1"],
-    }
-    assert [SEARCHES[f"apgd-t-{norm}"].targets for norm in NORMS] == [9, 9]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from pixelpart.attacks.search import (
     Search,
-    budget_per_sample,
     has_no_direction,
     initial_state,
     is_correct,
@@ -32,17 +31,6 @@ def state_of(b=3, dtype=torch.float32, **given):
 
 
 # -- initial_state and keep_best
-
-
-def test_the_initial_state_has_x_as_x_adv_and_no_margin():
-    x, y, budget, keys, target = rows(0.1, 0.2, 0.3), Y, rows(0.0, 0.1, 0.2), torch.tensor([7, 8, 9]), Y.roll(1)
-    state = initial_state(x, y, budget, keys, target)
-    for name, value in {"x": x, "y": y, "budget": budget, "key": keys, "target": target, "x_adv": x}.items():
-        assert torch.equal(state[name], value)
-    assert state["x_adv"].data_ptr() != x.data_ptr()
-    assert state["margin"].tolist() == [-torch.inf] * 3
-    assert state["step"].tolist() == [0] * 3
-    assert state["hit"].tolist() == [False] * 3
 
 
 def test_keep_best_takes_the_larger_margin():
@@ -102,13 +90,6 @@ def test_nan_logits_are_not_correct():
 def test_a_gradient_without_a_finite_nonzero_entry_has_no_direction():
     grads = torch.tensor([[0.0, 0.0], [torch.nan, 0.0], [torch.inf, torch.nan], [torch.nan, 1e-30], [1.0, 0.0]])
     assert has_no_direction(grads.view(5, 1, 1, 2)).tolist() == [True, True, True, False, False]
-
-
-def test_a_budget_gets_one_row_per_sample():
-    x = torch.zeros(3, 3, 4, 4, dtype=torch.float64)
-    assert torch.equal(budget_per_sample(0.1, x), torch.full((3, 1, 1, 1), 0.1, dtype=torch.float64))
-    for budget in (torch.rand(3, 1, 4, 4), torch.rand(3, 3, 4, 4)):
-        assert torch.equal(budget_per_sample(budget, x), budget)
 
 
 def test_target_classes_are_the_wrong_classes_by_falling_logits():

@@ -215,12 +215,6 @@ def test_needs_no_gradient_and_one_forward_pass_per_query(make_net, make_batch):
     assert torch.is_grad_enabled()
 
 
-def test_rescaling_the_schedule_changes_the_images(make_net, make_batch):
-    net, (x, y, budget) = make_net(), make_batch(16)
-    plain, rescaled = (square(net, x, y, budget, queries=40, rescale=rescale) for rescale in (False, True))
-    assert not torch.equal(plain, rescaled)
-
-
 def test_negative_queries_are_refused(make_net, make_batch):
     with pytest.raises(UserError, match="queries -1 must not be negative"):
         square(make_net(), *make_batch(), queries=-1)
