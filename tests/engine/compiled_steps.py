@@ -52,8 +52,8 @@ MMA = {"attack": {"name": "mma", "steps": 2, "step_size": "3/255"}}
 AWP = {"awp": {"gamma": 0.01}, "optim": {"name": "adamw", "lr": 0.001, "clip": 1.0}}
 MIXED = {"augment": "crop-flip-cutmix", "objective": {"smoothing": 0.1}}
 STRONG = {"augment": "idbh", "objective": {"smoothing": 0.1}, "awp": {"gamma": 0.005}}
-QUICK = [("part", MMA), ("part-t", AWP), ("part-m", MIXED)]
-CASES = [(method, {}) for method in METHODS] + [*QUICK, ("part", STRONG)]
+QUICK = [("part", MMA), ("part-t", AWP | MIXED)]
+CASES = [(method, {}) for method in METHODS] + [*QUICK, ("part-t", AWP), ("part-m", MIXED), ("part", STRONG)]
 SLOW = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -115,14 +115,6 @@ def test_a_compiled_view_has_the_current_weights_or_those_of_another_model(backe
     assert not counters
 
 
-def test_a_compiled_bf16_view_equals_the_plain_view(backend):
-    model, x = models.build("tiny-cnn"), torch.rand(2, 3, 16, 16)
-    folding = Folding(model, dtype=torch.bfloat16, fuse=True)
-    expected = folding()(x)
-    folding.compile()
-    torch.testing.assert_close(folding()(x), expected, rtol=1e-2, atol=1e-3)
-
-
 class Small(Classifier):
     """One of each: a stem, a block, a convolution with a ReLU, one with a sum and a ReLU."""
 
@@ -182,22 +174,6 @@ def test_any_number_of_runs_can_be_compiled_in_one_process(backend):
             folding = Folding(models.build("tiny-cnn", num_classes=classes))
             folding.compile()
             capture.compiled(total_loss)(folding(), torch.rand(2, 3, 8, 8), torch.tensor([1, 2]), F.cross_entropy)
-
-
-@pytest.mark.parametrize("backend", ["eager"], indirect=True)
-def test_beyond_torchs_recompile_limit_a_run_continues_uncompiled(backend, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(CapturedStep, "_capture", lambda self, phase, batch: train_step(self.state, phase, batch))
-    plan, said = plan_for("part", burn_in={"epochs": 1}), []
-    fast, plain = state_for(plan), state_for(plan)
-    step = CapturedStep(fast, batch_size=6, say=said.append)
-    with torch._dynamo.config.patch(recompile_limit=1):  # the budget is a number, then a tensor
-        step._try_capture(("burn-in", 0.0, True, 6), plan.burn_in, batch_for(plan.main))
-        assert said == []
-        step(fast, plan.main, batch_for(plan.main))
-    train_step(plain, plan.main, batch_for(plan.main))
-    assert len(said) == 1
-    assert_same_state(fast, plain)
 
 
 # -- on a GPU: ResNet-18 in bf16, captured, as the recipes for CIFAR-10 train it

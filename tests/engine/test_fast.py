@@ -181,9 +181,6 @@ def test_a_run_ends_the_same_by_either_path(cuda, monkeypatch, small, quiet, tmp
     assert log.count("runs uncompiled") == (where != "nowhere")
 
 
-# -- arithmetic
-
-
 # -- compiled code, in a process of its own
 
 

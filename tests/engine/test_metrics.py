@@ -87,14 +87,6 @@ def test_a_probe_equals_a_plain_loop_without_folding():
     assert robust < natural
 
 
-def test_a_probe_repeats_to_the_bit_and_another_stream_has_other_noise(linear):
-    config = Config(attack={"steps": 1, "step_size": "1/255"})
-    x, y = torch.rand(6, 3, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
-    first = probe(linear, x, y, config, stream="train", chunk=3)
-    assert first == probe(linear, x, y, config, stream="train", chunk=3)
-    assert first.robust_ce != probe(linear, x, y, config, stream="test", chunk=3).robust_ce
-
-
 def test_a_probe_has_eps_at_every_pixel_also_for_a_run_with_a_mask(linear):
     """The linear model's worst case is known: s falls, for label 0, by eps |w|_1."""
     config = Config(eps="8/255", eps_low=0, mask={"rule": "mean"}, attack={"steps": 40, "step_size": "1/255"})

@@ -1,4 +1,4 @@
-"""Optimisers against formulas written out, and the state that they keep between two steps."""
+"""Optimisers and averaged weights against formulas written out, and the state kept between two steps."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from pixelpart import draws, models, recipes
 from pixelpart.config import OptimConfig
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
-from pixelpart.engine.state import TrainingState
+from pixelpart.engine.state import TrainingState, WeightAverage
 
 
 def losses_for(model, steps=3):
@@ -65,3 +65,21 @@ def test_all_state_exists_from_the_start_and_keeps_its_address(name):
     kept = state_of(state.optimizer, state.model)
     assert all(tensor.abs().sum() > 0 for tensor in kept.values())
     assert len(kept) == sum(len(slots) for slots in state.optimizer.state.values())
+
+
+def test_weights_and_statistics_are_averaged_by_age_and_counters_copied():
+    model = models.build("tiny-cnn").double()
+
+    def set_all(value):
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.fill_(value)
+
+    set_all(1)
+    average = WeightAverage(model, 0.5)
+    for value in (2, 4, 8):
+        set_all(value)
+        average.update()
+    for name, tensor in average.model.state_dict().items():
+        expected = 1 / 8 + 2 / 8 + 4 / 4 + 8 / 2 if tensor.is_floating_point() else 8
+        assert torch.allclose(tensor, torch.full_like(tensor, expected), rtol=1e-12), name

@@ -5,7 +5,6 @@ import torch
 
 from pixelpart import recipes
 from pixelpart.attacks import mma, pgd
-from pixelpart.config import Config
 from pixelpart.engine.plan import build_plan
 from pixelpart.errors import UserError
 from pixelpart.objectives import at, mart, trades
@@ -113,6 +112,7 @@ def test_a_clean_pass_is_made_only_for_fresh_maps_and_for_kl(method, every, need
         ({"mask": {"rule": "quantile:2"}}, "'2' is not a quantile"),
         ({"mask": {"cam": "grad"}}, "unknown cam 'grad'; choose from gradcam, gradient-rollout, layercam, "),
         ({"mask": {"target": "best"}}, "unknown mask.target 'best'; choose from label, predicted"),
+        ({"mask": {"layer": "linear"}}, "layer 'linear' gives"),
         ({"mask": {"layer": "layer9"}}, "unknown layer 'layer9'; choose from features, layer1, .*linear"),
     ],
 )
@@ -120,9 +120,3 @@ def test_an_unknown_name_is_a_user_error_with_the_choices(method, change, messag
     """Also where the method would not use it."""
     with pytest.raises(UserError, match=message):
         plan(method, **change)
-
-
-def test_a_mask_needs_eps_above_zero():
-    with pytest.raises(UserError, match="a mask needs eps above 0"):
-        build_plan(Config(model="tiny-cnn", eps=0, eps_low=0, mask={"rule": "mean"}))
-    assert build_plan(Config(model="tiny-cnn", eps=0, eps_low=0)).main.eps == 0

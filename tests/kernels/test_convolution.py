@@ -73,17 +73,6 @@ def test_no_gradient_passes_where_the_sum_is_exactly_zero():
     assert [g.flatten().tolist() for g in torch.autograd.grad(out.sum(), (x, other))] == [[1, 0, 0]] * 2
 
 
-def test_weights_get_no_gradient():
-    x, weight, bias, other, grad, settings = case(SHAPES[0], torch.float64)
-    weight.requires_grad_()
-    bias.requires_grad_()
-    conv_relu(x, weight, bias, *settings).backward(grad)
-    conv_add_relu(x, weight, bias, other, *settings).backward(grad)
-    assert weight.grad is None
-    assert bias.grad is None
-    assert x.grad is not None
-
-
 @pytest.mark.parametrize(
     ("shape", "layout"), [(SHAPES[0], torch.contiguous_format), (SHAPES[1], torch.channels_last)], ids=["nchw", "nhwc"]
 )
@@ -246,9 +235,8 @@ def test_fake_tensors_of_conv_have_the_right_layout_if_one_input_has_another(odd
     torch.library.opcheck(conv_back, (grad, weight, x, 1), test_utils="test_faketensor")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "preactresnet18"])
-def test_a_training_pass_through_conv_is_the_same(name):
-    model = build(name, num_classes=10).train()
+def test_a_training_pass_through_conv_is_the_same():
+    model = build("resnet18", num_classes=10).train()
     state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     x, results = torch.rand(2, 3, 8, 8), []
     for own in (False, True):

@@ -18,10 +18,6 @@ def test_slices_cover_every_row_once_and_differ_by_at_most_one_row(n, size):
     assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
-def test_only_rank_zero_leads():
-    assert [World(rank, 4).leads for rank in range(4)] == [True, False, False, False]
-
-
 def test_one_process_without_torchrun(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     for size in ("1", "4"):

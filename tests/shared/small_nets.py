@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixelpart.models import Classifier
 
@@ -98,3 +99,19 @@ def modes_and_flags(model):
     """Train or eval mode by module, and requires_grad by parameter."""
     modes = {name: module.training for name, module in model.named_modules()}
     return modes, {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+
+class LayerTypes(TorchDispatchMode):
+    """Lists the types of input and weight of every convolution and linear layer, in the order of use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("convolution", "mkldnn_convolution"):
+            self.seen.append((args[0].dtype, args[1].dtype))
+        elif name in ("addmm", "mm"):
+            self.seen.append((args[-2].dtype, args[-1].dtype))
+        return func(*args, **(kwargs or {}))

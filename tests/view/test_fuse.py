@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from pixelpart import models
 from pixelpart.view.views import Folding
@@ -42,9 +41,7 @@ def compare(model, dtype=None):
         assert ours.dtype == unfused.dtype
         gap, peak = (ours - unfused).abs().max().item(), unfused.abs().max().item()
         assert peak > 1e-6
-        if dtype is not None and "residual" in fused(
-            folding
-        ):  # adds biases to each other first, which rounds differently
+        if dtype is not None and "residual" in fused(folding):  # adds biases first, which rounds differently
             assert (ours - right).norm() <= 2.5 * (unfused - right).norm()
         else:
             assert gap <= peak * (1e-12 if dtype is None else 1e-4)
@@ -57,7 +54,6 @@ def compare(model, dtype=None):
     ("make", "in_fp32", "in_bf16"),
     [
         (lambda: models.build("resnet18"), {"conv_relu": 1, "residual": 8}, {"stem": 1, "residual": 8}),
-        (lambda: models.build("preactresnet18"), {"conv_relu": 8}, {"conv_relu": 8}),
         (lambda: models.build("wrn-10-1"), {"conv_relu": 3}, {"conv_relu": 3}),
         (lambda: models.build("tiny-cnn"), {"conv_relu": 4}, {"conv_relu": 3}),
         (
@@ -66,7 +62,7 @@ def compare(model, dtype=None):
             {"stem": 1, "conv_relu": 1, "conv_add_relu": 1},
         ),
     ],
-    ids=["resnet18", "preactresnet18", "wrn", "tiny-cnn", "wrapped"],
+    ids=["resnet18", "wrn", "tiny-cnn", "wrapped"],
 )
 def test_real_networks_compute_the_same_fused(make, in_fp32, in_bf16):
     assert compare(make()) == in_fp32
@@ -123,19 +119,10 @@ def test_other_convolutions_are_not_fused(b):
 # -- networks in which a value between convolution and ReLU is read, changed or scaled
 
 
-def read_twice(self, x):
-    out = self.b(self.a(x))
-    return F.relu(out) + out
-
-
 def sum_read_twice(self, x):
     first = self.a(x)
     total = self.b(first) + first
     return F.relu(total) + total
-
-
-def sum_with_a_number(self, x):
-    return F.relu(self.b(self.a(x)) + 0.3)
 
 
 def sum_with_alpha(self, x):
@@ -143,19 +130,8 @@ def sum_with_alpha(self, x):
     return F.relu(torch.add(self.b(out), out, alpha=2))
 
 
-def difference(self, x):
-    out = self.a(x)
-    return F.relu(self.b(out) - out)
-
-
 def keyword_input(self, x):
     return self.relu(input=self.b(input=self.a(x)))
-
-
-def in_place_relu_with_unused_result(self, x):
-    out = self.b(self.a(x))
-    self.inplace(out)
-    return self.c(out)
 
 
 def in_place_sum_with_unused_result(self, x):
@@ -167,16 +143,7 @@ def in_place_sum_with_unused_result(self, x):
 
 @pytest.mark.parametrize(
     "trunk",
-    [
-        read_twice,
-        sum_read_twice,
-        sum_with_a_number,
-        sum_with_alpha,
-        difference,
-        keyword_input,
-        in_place_relu_with_unused_result,
-        in_place_sum_with_unused_result,
-    ],
+    [sum_read_twice, sum_with_alpha, keyword_input, in_place_sum_with_unused_result],
 )
 def test_other_networks_are_not_fused_and_compute_the_same(trunk):
     assert compare(net(trunk)) == {}
@@ -192,15 +159,6 @@ def added_tensor_changed_in_place(self, x):
     return F.relu(total) + added
 
 
-def module_called_twice(self, x):
-    return F.relu(self.b(F.relu(self.b(self.a(x)))))
-
-
-def sum_with_a_broadcast_pixel(self, x):
-    out = F.relu(self.a(x))
-    return F.relu(self.b(out) + out.mean((2, 3), keepdim=True))
-
-
 def broadcast_convolution(self, x):
     out = F.relu(self.a(x))
     return F.relu(self.c(out.mean((2, 3), keepdim=True)) + out)
@@ -210,12 +168,10 @@ def broadcast_convolution(self, x):
     ("trunk", "expected"),
     [
         (added_tensor_changed_in_place, {"conv_relu": 1, "conv_add_relu": 1}),
-        (module_called_twice, {"conv_relu": 2}),
-        (sum_with_a_broadcast_pixel, {"conv_relu": 1, "conv_add_relu": 1}),
         (broadcast_convolution, {"conv_relu": 1, "conv_add_relu": 1}),
     ],
 )
-def test_order_repetition_and_broadcasting_are_kept(trunk, expected):
+def test_order_and_broadcasting_are_kept(trunk, expected):
     assert compare(net(trunk)) == expected
     compare(net(trunk), BF16)
 
@@ -291,11 +247,6 @@ def shortcut_of_another_tensor(self, x):
     return F.relu(self.b(F.relu(self.b(out))) + self.c(2 * out))
 
 
-def shortcut_of_another_kernel(self, x):
-    out = F.relu(self.a(x))
-    return F.relu(self.b(F.relu(self.b(out))) + self.b(out))
-
-
 def input_read_elsewhere(self, x):
     out = F.relu(self.a(x))
     inner = F.relu(self.b(out))
@@ -305,38 +256,10 @@ def input_read_elsewhere(self, x):
 
 @pytest.mark.parametrize(
     "trunk",
-    [other_padding, inner_read_twice, shortcut_of_another_tensor, shortcut_of_another_kernel, input_read_elsewhere],
+    [other_padding, inner_read_twice, shortcut_of_another_tensor, input_read_elsewhere],
 )
 def test_other_blocks_are_not_fused_into_one(trunk):
     for dtype in (None, BF16):
         found = compare(net(trunk), dtype)
         assert "residual" not in found
         assert found["conv_add_relu"] == 1
-
-
-@pytest.mark.parametrize(("entry", "end"), [(1, 16), (16, 1)])
-def test_a_sum_that_broadcasts_over_channels_is_no_residual_block(entry, end):
-    def trunk(self, x):
-        out = F.relu(self.a(x))
-        return F.relu(self.d(F.relu(self.b(out))) + out)
-
-    model = net(trunk)
-    model.a, model.b = nn.Conv2d(3, entry, 3, padding=1), nn.Conv2d(entry, 16, 3, padding=1)
-    model.d = nn.Conv2d(16, end, 3, padding=1)
-    assert compare(model) == {"conv_relu": 2, "conv_add_relu": 1}
-
-
-# -- views
-
-
-def test_a_fused_view_follows_the_weights_and_can_show_another_model():
-    model, other = (randomised(models.build("tiny-cnn")) for _ in range(2))
-    x, folding = images(dtype=torch.float32), Folding(model, dtype=BF16, fuse=True)
-    with torch.no_grad():
-        for tensor in other.parameters():
-            tensor.mul_(1.3)
-    expected = Folding(other, dtype=BF16)()(x)
-    assert not torch.equal(folding()(x), expected)
-    assert torch.equal(folding(other)(x), expected)
-    model.load_state_dict(other.state_dict())
-    assert torch.equal(folding()(x), expected)
