@@ -11,7 +11,7 @@ from pathlib import Path
 import pixelpart
 from pixelpart.evaluation.store import ATTACKS_VERSION
 
-DECIDED = (1, "5788404e2f527e54")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
+DECIDED = (1, "159abb7f04a0c883")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
 
 ROOT = Path(pixelpart.__file__).parent
 SOURCES = [
