@@ -256,9 +256,5 @@ def build_model(config: Config) -> "Classifier":
         num_classes, size, mean, std = dataset.num_classes, dataset.size, dataset.mean, dataset.std
     scaling: dict[str, Any] = {"mean": mean, "std": std} if config.normalize else {}
     return models.build(
-        config.model,
-        num_classes=num_classes,
-        size=size,
-        generator=draws.generator(config.seed, "weights"),
-        **scaling,
+        config.model, num_classes=num_classes, size=size, generator=draws.generator(config.seed, "weights"), **scaling
     )

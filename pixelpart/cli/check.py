@@ -1,13 +1,6 @@
 """`pixelpart check`."""
 
-from pixelpart.cli.arguments import (
-    Parser,
-    add_attack_settings,
-    add_output,
-    add_target,
-    print_result,
-    target_settings,
-)
+from pixelpart.cli.arguments import Parser, add_attack_settings, add_output, add_target, print_result, target_settings
 from pixelpart.runtime.progress import Screen
 
 STRICT = 3  # exit code for a suspicious model; 1 is a fault and 2 a user's mistake

@@ -16,11 +16,7 @@ State = dict[str, Tensor]
 
 WEIGHT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # keys of the weights in training scripts' files
 PREFIXES = ("module.", "_orig_mod.", "model.")  # added to all names by DataParallel, torch.compile and others
-SCALINGS = (
-    ("mu", "sigma"),
-    ("mean", "std"),
-    ("normalize.mean", "normalize.std"),
-)  # pixel scaling in state dicts
+SCALINGS = (("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std"))  # pixel scaling in state dicts
 
 
 @torch.no_grad()

@@ -9,15 +9,7 @@ from torch.func import functional_call
 
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
-from pixelpart.models.parts import (
-    CallByName,
-    Function,
-    ModelPart,
-    OutputOf,
-    PlainFunction,
-    PooledLinear,
-    TimmLastBlock,
-)
+from pixelpart.models.parts import CallByName, Function, ModelPart, OutputOf, PlainFunction, PooledLinear, TimmLastBlock
 from pixelpart.view.borrow import borrowed
 
 
