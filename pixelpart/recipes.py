@@ -7,69 +7,64 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pixelpart.config import AwpConfig, BurnInConfig, Config, MaskConfig, ObjectiveConfig, OptimConfig, config_from
+from pixelpart.config import Config, config_from
 
+Settings = dict[str, Any]
 METHODS = {"at": "at", "trades": "trades", "mart": "mart", "part": "at", "part-t": "trades", "part-m": "mart"}
+
+SHAPES: Settings = {"dataset": "shapes", "batch_size": 64, "holdout": 512, "probe": 512, "ema": 0.99}
+CIFAR10: Settings = {
+    "dataset": "cifar10",
+    "model": "resnet18",
+    "augment": "crop-flip",
+    "precision": "bf16",
+    "ema": 0.999,
+}
+ADAMW: Settings = {"name": "adamw", "weight_decay": 0.05, "clip": 1.0, "schedule": "cosine", "warmup": 0.1}
 
 
 def shapes(method: str, **overrides: Any) -> Config:
     """The built-in data set, a small model, few steps: minutes on a laptop."""
-    return _config(
-        f"shapes-{method}",
-        method,
-        overrides,
-        burn_in_epochs=3,
-        dataset="shapes",
-        model="tiny-cnn",
-        epochs=12,
-        batch_size=64,
-        holdout=512,
-        probe=512,
-        ema=0.99,
-        attack={"steps": 5, "step_size": "3/255"},
-        optim=OptimConfig(lr=0.2, weight_decay=5e-4, schedule="cyclic", warmup=0.25),
-    )
+    settings = SHAPES | {"model": "tiny-cnn", "epochs": 12, "attack": {"steps": 5, "step_size": "3/255"}}
+    optim = {"lr": 0.2, "weight_decay": 5e-4, "schedule": "cyclic", "warmup": 0.25}
+    return _config(f"shapes-{method}", method, overrides, settings, optim=optim, burn_in=3)
+
+
+def shapes_vit(method: str, **overrides: Any) -> Config:
+    """A small transformer on the built-in data set, with attention maps; about ten minutes on a laptop.
+
+    With SGD at 8/255 it stays at chance. It learns with AdamW, clipped gradients, normalised pixels and an eps ramp.
+    """
+    settings = SHAPES | {"model": "vit-tiny", "normalize": True, "epochs": 20, "eps_ramp": 10}
+    settings |= {"attack": {"steps": 3, "step_size": "4/255"}, "mask": {"cam": "gradient-rollout"}}
+    return _config(f"shapes-vit-{method}", method, overrides, settings, optim=ADAMW | {"lr": 2e-3}, burn_in=3)
 
 
 def cifar10(method: str, **overrides: Any) -> Config:
     """The paper's settings for CIFAR-10: all training images, last epoch; in bf16 by default."""
-    return _paper("cifar10", method, overrides, augment="crop-flip")
+    return _paper("cifar10", method, overrides)
 
 
 def cifar100(method: str, **overrides: Any) -> Config:
     """CIFAR-100, which is not in the paper, with its settings for CIFAR-10."""
-    return _paper("cifar100", method, overrides, augment="crop-flip")
+    return _paper("cifar100", method, overrides)
 
 
 def svhn(method: str, **overrides: Any) -> Config:
     """The paper's settings for SVHN: shorter steps, more decay, no augmentation. If it collapses, try eps_ramp=5."""
-    step = {"steps": 10, "step_size": "1/255"}
-    return _paper("svhn", method, overrides, weight_decay=3.5e-3, augment="none", attack=step)
+    attack = {"step_size": "1/255"}
+    return _paper("svhn", method, overrides, weight_decay=3.5e-3, augment="none", attack=attack)
 
 
 def tinyimagenet(method: str, **overrides: Any) -> Config:
     """The paper's settings for TinyImageNet-200: a wide model and large batches."""
-    settings = {"model": "wrn-34-10", "batch_size": 512, "augment": "crop-flip"}
-    return _paper("tinyimagenet", method, overrides, lr=0.02, weight_decay=5e-4, **settings)
+    return _paper("tinyimagenet", method, overrides, lr=0.02, weight_decay=5e-4, model="wrn-34-10", batch_size=512)
 
 
 def cifar10_fast(method: str, **overrides: Any) -> Config:
     """A shorter run with a stronger result, used for comparisons."""
-    return _config(
-        f"cifar10-{method}-fast",
-        method,
-        overrides,
-        burn_in_epochs=8,
-        dataset="cifar10",
-        augment="crop-flip",
-        holdout=1024,
-        model="resnet18",
-        precision="bf16",
-        epochs=30,
-        batch_size=128,
-        ema=0.999,
-        optim=OptimConfig(lr=0.1, weight_decay=5e-4, schedule="cyclic"),
-    )
+    optim = {"lr": 0.1, "weight_decay": 5e-4, "schedule": "cyclic"}
+    return _config(f"cifar10-{method}-fast", method, overrides, CIFAR10 | {"epochs": 30}, optim=optim, burn_in=8)
 
 
 def cifar10_strong(method: str, **overrides: Any) -> Config:
@@ -81,48 +76,10 @@ def cifar10_strong(method: str, **overrides: Any) -> Config:
     Wu et al. 2020 with their gamma for AT and for TRADES, for MART that of TRADES, after ten epochs, as theirs for
     TRADES (`--awp.gamma 0`).
     """
-    return _config(
-        f"cifar10-{method}-strong",
-        method,
-        overrides,
-        burn_in_epochs=20,
-        smoothing=0.1,
-        dataset="cifar10",
-        augment="idbh",
-        holdout=1024,
-        model="resnet18",
-        precision="bf16",
-        epochs=80,
-        batch_size=128,
-        ema=0.999,
-        optim=OptimConfig(lr=0.1, weight_decay=5e-4, schedule="cosine", warmup=0.05),
-        awp=AwpConfig(gamma=0.01 if METHODS[method] == "at" else 0.005, after=10),
-    )
-
-
-def shapes_vit(method: str, **overrides: Any) -> Config:
-    """A small transformer on the built-in data set, with attention maps; about ten minutes on a laptop.
-
-    With SGD at 8/255 it stays at chance. It learns with AdamW, clipped gradients, normalised pixels and an eps ramp.
-    """
-    return _config(
-        f"shapes-vit-{method}",
-        method,
-        overrides,
-        burn_in_epochs=3,
-        cam="gradient-rollout",
-        dataset="shapes",
-        model="vit-tiny",
-        normalize=True,
-        epochs=20,
-        batch_size=64,
-        holdout=512,
-        probe=512,
-        eps_ramp=10,
-        ema=0.99,
-        attack={"steps": 3, "step_size": "4/255"},
-        optim=OptimConfig(name="adamw", lr=2e-3, weight_decay=0.05, clip=1.0, schedule="cosine", warmup=0.1),
-    )
+    awp = {"gamma": 0.01 if METHODS[method] == "at" else 0.005, "after": 10}
+    settings = CIFAR10 | {"augment": "idbh", "epochs": 80, "objective": {"smoothing": 0.1}, "awp": awp}
+    optim = {"lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "warmup": 0.05}
+    return _config(f"cifar10-{method}-strong", method, overrides, settings, optim=optim, burn_in=20)
 
 
 def cifar10_vit(method: str, **overrides: Any) -> Config:
@@ -131,77 +88,56 @@ def cifar10_vit(method: str, **overrides: Any) -> Config:
     As in Debenedetti et al. 2023 ("A light recipe to train robust vision transformers"): AdamW, simple augmentation,
     and an eps ramp of ten epochs. Learning rate and weight decay are usual values for transformers, not tuned here.
     """
-    return _config(
-        f"cifar10-vit-{method}",
-        method,
-        overrides,
-        burn_in_epochs=15,
-        cam="gradient-rollout",
-        dataset="cifar10",
-        augment="crop-flip",
-        holdout=1024,
-        model="vit-small",
-        normalize=True,
-        precision="bf16",
-        epochs=60,
-        batch_size=128,
-        eps_ramp=10,
-        ema=0.999,
-        optim=OptimConfig(name="adamw", lr=5e-4, weight_decay=0.05, clip=1.0, schedule="cosine", warmup=0.1),
-    )
+    settings = CIFAR10 | {"model": "vit-small", "normalize": True, "epochs": 60, "eps_ramp": 10}
+    settings |= {"mask": {"cam": "gradient-rollout"}}
+    return _config(f"cifar10-vit-{method}", method, overrides, settings, optim=ADAMW | {"lr": 5e-4}, burn_in=15)
 
 
 def _paper(
-    dataset: str,
-    method: str,
-    overrides: dict[str, Any],
-    *,
-    lr: float = 0.01,
-    weight_decay: float = 2e-4,
-    **settings: Any,
+    dataset: str, method: str, overrides: Settings, *, lr: float = 0.01, weight_decay: float = 2e-4, **settings: Any
 ) -> Config:
     """The paper's settings on all data sets: 80 epochs on all images, 20 of them burn-in, lr / 10 from the 60th."""
-    common: dict[str, Any] = {"model": "resnet18", "batch_size": 128, "holdout": 0, "precision": "bf16", "epochs": 80}
-    optim = OptimConfig(lr=lr, weight_decay=weight_decay, schedule="step", decay_at=(60,))
-    settings = common | settings | {"dataset": dataset, "optim": optim}
-    return _config(f"{dataset}-{method}", method, overrides, burn_in_epochs=20, **settings)
+    settings = CIFAR10 | {"dataset": dataset, "holdout": 0, "epochs": 80, "ema": 0.0} | settings
+    optim = {"lr": lr, "weight_decay": weight_decay, "schedule": "step", "decay_at": [60]}
+    return _config(f"{dataset}-{method}", method, overrides, settings, optim=optim, burn_in=20)
 
 
 def _config(
-    recipe: str,
-    method: str,
-    overrides: dict[str, Any],
-    *,
-    burn_in_epochs: int,
-    smoothing: float = 0.0,
-    cam: str = "gradcam",
-    **settings: Any,
+    recipe: str, method: str, overrides: Settings, settings: Settings, *, optim: Settings, burn_in: int
 ) -> Config:
     """The recipe's settings with the overrides; a dict such as mask={"every": 1} changes only the fields it names."""
     masked = method.startswith("part")
-    settings |= {
+    chosen = {
         "recipe": recipe,
-        "objective": ObjectiveConfig(name=METHODS[method], smoothing=smoothing),
-        "mask": MaskConfig(rule="mean" if masked else "none", cam=cam),
-        "burn_in": BurnInConfig(epochs=burn_in_epochs if masked else 0),
+        "objective": {"name": METHODS[method]},
+        "mask": {"rule": "mean" if masked else "none"},
+        "burn_in": {"epochs": burn_in if masked else 0},
+        "optim": optim,
     }
-    base = Config.model_validate(settings).model_dump()
-    merged = {
-        k: base[k] | v if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in overrides.items()
-    }
-    return config_from(base | merged, source=recipe)
+    base = Config.model_validate(_merged(settings, chosen)).model_dump()
+    return config_from(_merged(base, overrides), source=recipe)
+
+
+def _merged(base: Settings, changes: Settings) -> Settings:
+    """The settings with the changes; of a section that is a dict in both, only the named fields change."""
+    sections = {k: base[k] | v for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+    return base | changes | sections
 
 
 RECIPES: dict[str, Callable[..., Config]] = {
-    **{f"shapes-{method}": functools.partial(shapes, method) for method in METHODS},
-    **{f"shapes-vit-{method}": functools.partial(shapes_vit, method) for method in METHODS},
-    **{f"cifar10-{method}": functools.partial(cifar10, method) for method in METHODS},
-    **{f"cifar10-{method}-fast": functools.partial(cifar10_fast, method) for method in METHODS},
-    **{f"cifar10-{method}-strong": functools.partial(cifar10_strong, method) for method in METHODS},
-    **{f"cifar10-vit-{method}": functools.partial(cifar10_vit, method) for method in METHODS},
-    **{f"cifar100-{method}": functools.partial(cifar100, method) for method in METHODS},
-    **{f"svhn-{method}": functools.partial(svhn, method) for method in METHODS},
-    **{f"tinyimagenet-{method}": functools.partial(tinyimagenet, method) for method in METHODS},
+    name.format(method): functools.partial(recipe, method)
+    for name, recipe in {
+        "shapes-{}": shapes,
+        "shapes-vit-{}": shapes_vit,
+        "cifar10-{}": cifar10,
+        "cifar10-{}-fast": cifar10_fast,
+        "cifar10-{}-strong": cifar10_strong,
+        "cifar10-vit-{}": cifar10_vit,
+        "cifar100-{}": cifar100,
+        "svhn-{}": svhn,
+        "tinyimagenet-{}": tinyimagenet,
+    }.items()
+    for method in METHODS
 }
 
 

@@ -15,6 +15,7 @@ METHODS = {  # objective, masked
     "part-t": ("trades", True),
     "part-m": ("mart", True),
 }
+MASK = {"cam": "gradcam", "layer": "features", "target": "predicted", "every": 0}
 
 
 def common(method, burn_in):
@@ -25,13 +26,7 @@ def common(method, burn_in):
         "normalize": False,
         "eps": "8/255",
         "eps_low": "7/255",
-        "mask": {
-            "rule": "mean" if masked else "none",
-            "cam": "gradcam",
-            "layer": "features",
-            "target": "predicted",
-            "every": 0,
-        },
+        "mask": {"rule": "mean" if masked else "none"} | MASK,
         "burn_in": {"epochs": burn_in if masked else 0, "eps": "same", "objective": "same"},
         "objective": {"name": objective, "beta": 6.0},
         "keep": [],
@@ -48,60 +43,30 @@ def listed_fields(config, expected):
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_papers_cifar10_recipes_have_the_papers_settings(method):
-    expected = common(method, burn_in=20) | {
-        "recipe": f"cifar10-{method}",
-        "dataset": "cifar10",
-        "augment": "crop-flip",
-        "holdout": 0,
-        "probe": 1024,
-        "model": "resnet18",
-        "epochs": 80,
-        "batch_size": 128,
-        "attack": {"name": "pgd", "steps": 10, "step_size": "2/255"},
-        "optim": {"lr": 0.01, "momentum": 0.9, "weight_decay": 2e-4, "schedule": "step", "decay_at": [60]},
-        "ema": 0.0,
-    }
-    assert listed_fields(RECIPES[f"cifar10-{method}"](), expected) == expected
+PGD10 = {"name": "pgd", "steps": 10, "step_size": "2/255"}
+CIFAR10 = {"dataset": "cifar10", "augment": "crop-flip", "holdout": 1024, "probe": 1024, "model": "resnet18"}
+CIFAR10 |= {"batch_size": 128, "attack": PGD10, "ema": 0.999}
+PAPER_SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 2e-4, "schedule": "step", "decay_at": [60]}
+STRONG_SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+CIFAR10_RECIPES = {  # epochs of burn-in, settings
+    "cifar10-{}": (20, CIFAR10 | {"holdout": 0, "epochs": 80, "optim": PAPER_SGD, "ema": 0.0}),
+    "cifar10-{}-fast": (8, CIFAR10 | {"epochs": 30, "optim": STRONG_SGD | {"schedule": "cyclic", "warmup": 0.4}}),
+    "cifar10-{}-strong": (
+        20,
+        CIFAR10 | {"augment": "idbh", "epochs": 80, "optim": STRONG_SGD | {"schedule": "cosine", "warmup": 0.05}},
+    ),
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_fast_recipes_are_short_cyclic_and_averaged(method):
-    expected = common(method, burn_in=8) | {
-        "recipe": f"cifar10-{method}-fast",
-        "dataset": "cifar10",
-        "augment": "crop-flip",
-        "holdout": 1024,
-        "probe": 1024,
-        "model": "resnet18",
-        "epochs": 30,
-        "batch_size": 128,
-        "attack": {"name": "pgd", "steps": 10, "step_size": "2/255"},
-        "optim": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cyclic", "warmup": 0.4},
-        "ema": 0.999,
-    }
-    assert listed_fields(RECIPES[f"cifar10-{method}-fast"](), expected) == expected
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_strong_recipes_have_all_additions(method):
-    objective, _ = METHODS[method]
-    expected = common(method, burn_in=20) | {
-        "recipe": f"cifar10-{method}-strong",
-        "dataset": "cifar10",
-        "augment": "idbh",
-        "holdout": 1024,
-        "model": "resnet18",
-        "epochs": 80,
-        "batch_size": 128,
-        "attack": {"name": "pgd", "steps": 10, "step_size": "2/255"},
-        "objective": {"name": objective, "beta": 6.0, "smoothing": 0.1},
-        "optim": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine", "warmup": 0.05},
-        "awp": {"gamma": 0.01 if objective == "at" else 0.005, "after": 10},
-        "ema": 0.999,
-    }
-    assert listed_fields(RECIPES[f"cifar10-{method}-strong"](), expected) == expected
+@pytest.mark.parametrize("name", CIFAR10_RECIPES)
+def test_the_cifar10_recipes_have_the_settings_of_the_paper_or_of_their_description(name, method):
+    burn_in, settings = CIFAR10_RECIPES[name]
+    expected = common(method, burn_in) | settings | {"recipe": name.format(method)}
+    if name.endswith("strong"):
+        expected["objective"]["smoothing"] = 0.1
+        expected["awp"] = {"gamma": 0.01 if METHODS[method][0] == "at" else 0.005, "after": 10}
+    assert listed_fields(RECIPES[name.format(method)](), expected) == expected
 
 
 def test_all_additions_of_a_strong_recipe_can_be_switched_off():
