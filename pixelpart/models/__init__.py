@@ -11,8 +11,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.models import user_model
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.loading import load_state
-from pixelpart.models.preact import PreActResNet18
-from pixelpart.models.resnet import ResNet18
+from pixelpart.models.resnet import PreActResNet18, ResNet18
 from pixelpart.models.tiny import TinyCNN
 from pixelpart.models.vit import Deit, VisionTransformer
 from pixelpart.models.wide import WideResNet

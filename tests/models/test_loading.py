@@ -19,27 +19,28 @@ def norm(name: str, channels: int) -> Keys:
     return [*sizes, (f"{name}.num_batches_tracked", ())]
 
 
-def published_resnet18() -> Keys:
-    """Names and shapes of RobustBench's ResNet-18, written out from its constructor."""
-    keys = [("conv1.weight", (64, 3, 3, 3)), *norm("bn1", 64)]
+def published_resnet(*, preactivation: bool) -> Keys:
+    """Names and shapes of RobustBench's ResNet-18, or PreActResNet-18 with `bn_before_fc`, from their constructors."""
+    keys: Keys = [("conv1.weight", (64, 3, 3, 3)), *([] if preactivation else norm("bn1", 64))]
     before = 64
     for layer, width in enumerate((64, 128, 256, 512), 1):
         for block in (0, 1):
             name = f"layer{layer}.{block}"
-            keys += [(f"{name}.conv1.weight", (width, before, 3, 3)), *norm(f"{name}.bn1", width)]
-            keys += [(f"{name}.conv2.weight", (width, width, 3, 3)), *norm(f"{name}.bn2", width)]
+            keys += [*norm(f"{name}.bn1", before if preactivation else width), *norm(f"{name}.bn2", width)]
+            keys += [(f"{name}.conv1.weight", (width, before, 3, 3)), (f"{name}.conv2.weight", (width, width, 3, 3))]
             if before != width:
-                keys += [(f"{name}.shortcut.0.weight", (width, before, 1, 1)), *norm(f"{name}.shortcut.1", width)]
+                keys += [(f"{name}.shortcut.0.weight", (width, before, 1, 1))]
+                keys += [] if preactivation else norm(f"{name}.shortcut.1", width)
             before = width
-    return [*keys, ("linear.weight", (10, 512)), ("linear.bias", (10,))]
+    last = norm("bn", 512) if preactivation else []
+    return [*keys, *last, ("linear.weight", (10, 512)), ("linear.bias", (10,))]
 
 
-def published_wrn(depth: int, width: int, *, sub_block: bool) -> Keys:
-    """Names and shapes of TRADES' and RobustBench's WideResNet."""
+def published_wrn(depth: int, width: int) -> Keys:
+    """Names and shapes of TRADES' WideResNet, which has its first stage twice."""
     keys: Keys = [("conv1.weight", (16, 3, 3, 3))]
     channels = {"block1": (16, 16 * width), "block2": (16 * width, 32 * width), "block3": (32 * width, 64 * width)}
-    stages = ["block1", *(["sub_block1"] if sub_block else []), "block2", "block3"]
-    for stage in stages:
+    for stage in ("block1", "sub_block1", "block2", "block3"):
         before, after = channels[stage.removeprefix("sub_")]
         for i in range((depth - 4) // 6):
             name, entry = f"{stage}.layer.{i}", before if i == 0 else after
@@ -48,21 +49,6 @@ def published_wrn(depth: int, width: int, *, sub_block: bool) -> Keys:
             if entry != after:
                 keys += [(f"{name}.convShortcut.weight", (after, entry, 1, 1))]
     return [*keys, *norm("bn1", 64 * width), ("fc.weight", (10, 64 * width)), ("fc.bias", (10,))]
-
-
-def published_preact() -> Keys:
-    """Names and shapes of RobustBench's PreActResNet-18 with `bn_before_fc`."""
-    keys: Keys = [("conv1.weight", (64, 3, 3, 3))]
-    before = 64
-    for layer, width in enumerate((64, 128, 256, 512), 1):
-        for block in (0, 1):
-            name = f"layer{layer}.{block}"
-            keys += [*norm(f"{name}.bn1", before), (f"{name}.conv1.weight", (width, before, 3, 3))]
-            keys += [*norm(f"{name}.bn2", width), (f"{name}.conv2.weight", (width, width, 3, 3))]
-            if before != width:
-                keys += [(f"{name}.shortcut.0.weight", (width, before, 1, 1))]
-            before = width
-    return [*keys, *norm("bn", 512), ("linear.weight", (10, 512)), ("linear.bias", (10,))]
 
 
 def filled(keys: Keys) -> dict[str, Tensor]:
@@ -121,9 +107,9 @@ def published_logits(name: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("resnet18", published_resnet18()),
-        ("preactresnet18", published_preact()),
-        ("wrn-16-2", published_wrn(16, 2, sub_block=True)),
+        ("resnet18", published_resnet(preactivation=False)),
+        ("preactresnet18", published_resnet(preactivation=True)),
+        ("wrn-16-2", published_wrn(16, 2)),
     ],
     ids=["resnet18", "preactresnet18", "wrn-16-2"],
 )
@@ -133,16 +119,9 @@ def test_published_weights_give_the_published_forward_pass(name: str, keys: Keys
     x = torch.rand(2, 3, 32, 32)
     model = load_state(build(name), {f"module.{k}": tensor for k, tensor in state.items()}).eval()
     expected = published_logits(name, state, x)
+    assert holds(model, state)
     assert expected.std() > 1e-3
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_papers_wrn_is_loaded_as_its_script_saves_it() -> None:
-    """DataParallel's prefix, and the first stage twice."""
-    state = {name: torch.zeros(shape) for name, shape in published_wrn(16, 2, sub_block=True)}
-    state["fc.bias"] = torch.arange(10.0)
-    model = load_state(build("wrn-16-2"), {f"module.{name}": tensor for name, tensor in state.items()})
-    assert holds(model, state)
 
 
 @pytest.fixture
