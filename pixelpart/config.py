@@ -50,7 +50,6 @@ ADDED = {  # fields added later: at these values they do not change a run's hash
     "awp.after": 0,
 }
 
-
 DATA_LABEL = re.compile(r"(?P<name>folder:.+?|tinyimagenet)(?:@(?P<size>\d{1,5}))?(?P<skip_bad>\+skip-bad)?")
 
 
@@ -325,14 +324,10 @@ def validation_message(error: ValidationError) -> str:
 
 def flat(config: Config) -> dict[str, Any]:
     """The JSON value of every field by its dotted name."""
-
-    def walk(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for key, value in values.items():
-            out |= walk(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        return out
-
-    return walk(config.model_dump(mode="json"))
+    found: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return found
 
 
 def differing_fields(a: Config, b: Config) -> list[str]:

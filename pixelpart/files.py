@@ -22,11 +22,15 @@ def atomic_write(path: Path, data: bytes | str) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, f"{error.strerror}; the old file is unchanged", str(path)) from None
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)  # the new name is on disk too
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name is on disk too
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 @contextmanager

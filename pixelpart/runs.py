@@ -6,11 +6,11 @@ torch is imported only by what reads or writes tensors, so that importing this m
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pixelpart.config import Config, config_from, differing_fields, read_config
 from pixelpart.errors import UserError
@@ -25,7 +25,6 @@ EVAL_SCHEMA = 1  # layout of eval.json
 EXPLAIN_SCHEMA = 1  # layout of explain.json
 MetricsRow = dict[str, Any]  # one line of metrics.jsonl
 Facts = dict[str, Any]  # what a checkpoint says of itself: config, epoch, position, ...
-T = TypeVar("T")
 
 
 # -- checkpoints
@@ -44,7 +43,9 @@ def load_checkpoint(path: Path) -> "tuple[dict[str, Tensor], Facts]":
     """Tensors and facts of a checkpoint; UserError if the file is missing, truncated, corrupt or of another kind."""
     from safetensors.torch import load_file
 
-    tensors, facts = _read(path, lambda: load_file(path)), _read_metadata(path)
+    with _readable(path):
+        tensors = load_file(path)
+    facts = _read_metadata(path)
     checksum = facts.pop("sum", None)  # older files have none
     if checksum not in (None, _checksum(tensors, facts)):
         raise UserError(f"{path}: checksum mismatch: the file is corrupt")
@@ -57,20 +58,19 @@ def read_facts(path: Path) -> Facts:
 
 
 def _read_metadata(path: Path) -> Facts:
-    def read() -> Facts:
-        from safetensors import safe_open
+    from safetensors import safe_open
 
-        with safe_open(path, "pt") as file:
-            return dict(json.loads((file.metadata() or {})["pixelpart"]))
-
-    return _read(path, read)
+    with _readable(path), safe_open(path, "pt") as file:
+        return dict(json.loads((file.metadata() or {})["pixelpart"]))
 
 
-def _read(path: Path, read: Callable[[], T]) -> T:
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Errors of reading the file become UserErrors."""
     from safetensors import SafetensorError
 
     try:
-        return read()
+        yield
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {path}") from None
     except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pixelpart.errors import UserError
+from pixelpart.files import sync_folder
 from pixelpart.runtime.progress import Progress, silent
 
 CHUNK = 1 << 20
@@ -168,9 +169,9 @@ def write_folder(files: dict[str, bytes], folder: Path) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        _sync(part)
+        sync_folder(part)
         os.rename(part, folder)
-        _sync(folder.parent)
+        sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -178,14 +179,6 @@ def write_folder(files: dict[str, bytes], folder: Path) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _reason(error: BaseException) -> str:

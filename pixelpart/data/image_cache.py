@@ -5,7 +5,6 @@ files and over the requested size is part of its name, so that a changed file le
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from pixelpart.data.dataset import Root, home
 from pixelpart.errors import UserError
+from pixelpart.files import exclusive_lock
 from pixelpart.runtime.progress import Progress, silent
 
 VERSION = 2  # to be raised when a decoder's pixels change
@@ -75,9 +75,7 @@ def decode_images(
 
     if needed():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / ".lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # one of several processes decodes; the others wait for its file
+            with exclusive_lock(folder / ".lock", wait=True):  # one of several processes decodes; the others wait
                 if needed():
                     _write(paths, decode, size, target, bad_file, progress, title=f"decoding {name}")
         except OSError as error:

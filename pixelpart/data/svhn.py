@@ -47,24 +47,17 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
     name = choose(FILES, split, "split")
     if (found := present(root)) is None:
         raise UserError(f"no svhn under {home(root)}; run `pixelpart data get svhn`, or {_by_hand(home(root))}")
-    return read(found[0] / name, split)
-
-
-def read(path: Path, split: str) -> tuple[Tensor, Tensor]:
-    """Images and labels of one .mat file; UserError for a file that is not this split of SVHN."""
-    x, y = _arrays(path)
-    n = COUNTS[split]
+    x, y = _arrays(path := found[0] / name)
+    n, wrong = COUNTS[split], f"{path} is not SVHN's {name}:"
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.size != n:
         shapes = f"X is {x.dtype} {x.shape} and y {y.shape}, not uint8 (32, 32, 3, {n}) and ({n}, 1)"
-        raise UserError(f"{path} is not SVHN's {FILES[split]}: {shapes}")
+        raise UserError(f"{wrong} {shapes}")
     labels = y.reshape(-1).astype(np.int64)
     if labels.min() < 1 or labels.max() > 10:
-        raise UserError(
-            f"{path} is not SVHN's {FILES[split]}: labels from {labels.min()} to {labels.max()}, not 1 to 10"
-        )
+        raise UserError(f"{wrong} labels from {labels.min()} to {labels.max()}, not 1 to 10")
     labels %= 10
     if (digits := tuple(np.bincount(labels, minlength=10).tolist())) != DIGITS[split]:
-        raise UserError(f"{path} is not SVHN's {FILES[split]}: images of each digit are {digits}, not {DIGITS[split]}")
+        raise UserError(f"{wrong} images of each digit are {digits}, not {DIGITS[split]}")
     return torch.from_numpy(np.ascontiguousarray(x.transpose(3, 2, 0, 1))), torch.from_numpy(labels)
 
 
@@ -82,13 +75,11 @@ def _arrays(path: Path) -> tuple[Any, Any]:
 
 def check(root: Root = None) -> str:
     """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
-    if (found := present(root)) is None:
-        load("train", root)
+    for split in FILES:
+        load(split, root)
+    found = present(root)
     assert found is not None
-    official = True
-    for split, path in zip(FILES, found[1], strict=True):
-        read(path, split)
-        official &= digest(path, "md5") == MD5[split]
+    official = all(digest(path, "md5") == MD5[split] for split, path in zip(FILES, found[1], strict=True))
     return "verified" if official else "unofficial"
 
 

@@ -77,41 +77,35 @@ def list_images(split: str, root: Root = None) -> list[Item]:
 def _train(folder: Path) -> list[Item]:
     """train/WNID/WNID_boxes.txt: file, left, top, right, bottom."""
     return [
-        (folder / "train" / wnid / "images" / name, label, _box(box, source))
+        (folder / "train" / wnid / "images" / name, label, box)
         for label, wnid in enumerate(WNIDS)
-        for source in [folder / "train" / wnid / f"{wnid}_boxes.txt"]
-        for name, *box in _lines(source, 5)
+        for (name,), box in _lines(folder / "train" / wnid / f"{wnid}_boxes.txt", 5)
     ]
 
 
 def _validation(folder: Path) -> list[Item]:
     """val/val_annotations.txt: file, WNID, left, top, right, bottom. Other classes are left out."""
     labels = {wnid: label for label, wnid in enumerate(WNIDS)}
-    source = folder / "val" / "val_annotations.txt"
     return [
-        (folder / "val" / "images" / name, labels[wnid], _box(box, source))
-        for name, wnid, *box in _lines(source, 6)
+        (folder / "val" / "images" / name, labels[wnid], box)
+        for (name, wnid), box in _lines(folder / "val" / "val_annotations.txt", 6)
         if wnid in labels
     ]
 
 
-def _lines(path: Path, fields: int) -> list[list[str]]:
+def _lines(path: Path, fields: int) -> list[tuple[list[str], Box]]:
+    """The words of each line before its last four, and those four as a box."""
     try:
         lines = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    found = []
     for number, line in enumerate(lines, start=1):
-        if len(line) != fields or "/" in line[0]:
-            raise UserError(f"{path}, line {number}: not {fields} tab-separated fields")
-    return lines
-
-
-def _box(words: list[str], source: Path) -> Box:
-    try:
-        left, top, right, bottom = map(int, words)
-    except ValueError:
-        raise UserError(f"{source}: {words} is not a box of four integers") from None
-    return left, top, right, bottom
+        if len(line) != fields or "/" in line[0] or not all(word.isdecimal() for word in line[-4:]):
+            raise UserError(f"{path}, line {number}: not {fields} tab-separated fields, the last four of them integers")
+        left, top, right, bottom = map(int, line[-4:])
+        found.append((line[:-4], (left, top, right, bottom)))
+    return found
 
 
 def load(

@@ -3,8 +3,6 @@
 Strength s: 1 returns the image, 0 removes all saturation, brightness, contrast or sharpness.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -60,14 +58,7 @@ def equalize(x: Images, s: Strength) -> Images:
     return torch.where(rest > 0, darker / rest, x)
 
 
-OPERATIONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    saturation,
-    brightness,
-    contrast,
-    sharpness,
-    autocontrast,
-    equalize,
-)
+OPERATIONS = (saturation, brightness, contrast, sharpness, autocontrast, equalize)
 
 
 def recolour(colour: Colour, x: Images) -> Images:
