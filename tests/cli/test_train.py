@@ -43,17 +43,6 @@ def test_printed_config_is_the_same_run(capsys, tmp_path):
         assert capsys.readouterr().out == text
 
 
-def test_training_a_printed_config_gives_the_same_bytes_as_the_recipe(capsys, tmp_path):
-    flags = [*TINY, "--epochs", "1"]
-    assert main(["train", "shapes-at", *flags, "--print-config"]) == 0
-    (tmp_path / "my.toml").write_text(capsys.readouterr().out)
-    assert main(["train", "shapes-at", *flags, "--out", str(tmp_path / "a"), "--quiet"]) == 0
-    assert main(["train", str(tmp_path / "my.toml"), "--device", "cpu", "--out", str(tmp_path / "b"), "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
-    a, b = (RunFolder(tmp_path / name).checkpoint("last").read_bytes() for name in "ab")
-    assert a == b
-
-
 def test_flags_override_a_config_file(capsys, tmp_path):
     (tmp_path / "my.toml").write_text('eps_low = "5/255"\nseed = 3\n[mask]\nrule = "soft"\n')
     assert main(["train", str(tmp_path / "my.toml"), "--seed", "4", "--mask.every", "2", "--print-config"]) == 0

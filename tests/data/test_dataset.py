@@ -15,12 +15,6 @@ def test_the_root_is_the_argument_then_the_variable_then_the_cache(monkeypatch, 
     assert data.home("~/data") == Path.home() / "data"
 
 
-def test_an_unknown_set_names_the_choices():
-    for function in (data.load, data.get, data.verify):
-        with pytest.raises(UserError, match="unknown data set 'cifar'; choose from cifar10, cifar100, shapes, svhn"):
-            function("cifar")
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -140,14 +140,7 @@ def test_an_unknown_name_is_an_error_with_the_choices(net: Net, settings: dict[s
         wrap(net, **settings)
 
 
-class Pair(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
-        return x, None
-
-
-def test_a_module_that_returns_a_tuple_is_refused(net: Net) -> None:
-    with pytest.raises(UserError, match=r"Sequential\(x\) returns a tuple, not logits"):
-        wrap(nn.Sequential(net, Pair()), features="0.embed", head="0.classify")
+def test_a_head_or_features_that_return_a_tuple_are_refused(net: Net) -> None:
     with pytest.raises(UserError, match=r"head\(features\(x\)\) returns a tuple, not logits"):
         wrap(net, features="embed", head=lambda acts: (net.classify(acts), None))
     with pytest.raises(UserError, match=r"of Net fails: 'tuple' object has no attribute 'mean'"):

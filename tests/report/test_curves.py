@@ -1,8 +1,6 @@
-import re
 import subprocess
 import sys
 
-import matplotlib
 import pytest
 
 from pixelpart.report.curves import burn_in, draw_panels
@@ -13,13 +11,6 @@ pytestmark = pytest.mark.usefixtures("all_panels")
 
 def draw(*folders):
     return {panel.title: panel for panel in draw_panels(read_runs(folders))}
-
-
-def test_drawing_restores_matplotlibs_settings(make_run, monkeypatch):
-    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 7.5)
-    before = dict(matplotlib.rcParams)
-    draw(make_run())
-    assert dict(matplotlib.rcParams) == before
 
 
 def test_report_imports_matplotlib_late_and_never_pyplot_or_the_engine(make_run):
@@ -40,16 +31,6 @@ def test_last_values_are_those_of_the_last_epoch(make_run, metrics_row):
     panels = draw(make_run("a", metrics=rows))
     assert panels["Natural accuracy, %"].last == [(0, "a", "43.2 %")]
     assert panels["Mean budget, in 1/255"].alt == "Mean budget, in 1/255 over epochs; last values: a 7.25"
-
-
-def test_curve_goes_through_its_points(make_run, metrics_row):
-    """y grows downwards in SVG; even steps of the learning rate are even steps of the curve."""
-    svg = draw(make_run(metrics=[metrics_row(epoch, lr=epoch / 10) for epoch in (1, 2, 3)]))["Learning rate"].svg
-    path = re.search(r'd="([^"]*)"\s+clip-path="[^"]*"\s+style="fill: none; stroke: var\(--run-0\)', svg)[1]
-    (x1, y1), (x2, y2), (x3, y3) = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path)]
-    assert abs((x2 - x1) - (x3 - x2)) < 1e-3
-    assert abs((y2 - y1) - (y3 - y2)) < 1e-3
-    assert y1 > y2 > y3
 
 
 def test_missing_and_non_finite_values_are_left_out(make_run, metrics_row):
