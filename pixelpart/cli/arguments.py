@@ -60,25 +60,22 @@ def join_negatives(args: Sequence[str]) -> list[str]:
 
 def add_target(parser: Parser, *, images: str) -> None:
     """What `evaluate`, `check` and `corruptions` measure, on which images and where; read by `target_settings`."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "model",
         metavar="MODEL",
         help="run folder; .safetensors checkpoint; .pt2 archive of torch.export; or module:function that returns an "
         "nn.Module on images in [0,1]",
     )
-    parser.add_argument(
+    add(
         "--data",
         metavar="NAME",
         help="test images: name of a data set, folder:PATH or module:function; required unless MODEL is a run or a "
         "checkpoint (default: the data set of the run)",
     )
     add_folder_options(parser)
-    parser.add_argument(
-        "--images", type=positive_int, metavar="N", help=f"only the first N test images (default: {images})"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder that stores the results and reuses them (default: the run folder; else none)"
-    )
+    add("--images", type=positive_int, metavar="N", help=f"only the first N test images (default: {images})")
+    add("--out", type=Path, help="folder that stores the results and reuses them (default: the run folder; else none)")
     add_checkpoint(parser)
     group = parser.add_argument_group("how to run it")
     group.add_argument(
@@ -103,11 +100,10 @@ def target_settings(found: argparse.Namespace) -> dict[str, Any]:
 
 def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
     """--eps, --step-size and --seed; the texts say what the first two mean for this command."""
-    parser.add_argument("--eps", type=number_or_fraction, default=str(write_fraction(DEFAULT_EPS)), help=eps)
-    parser.add_argument(
-        "--step-size", type=number_or_fraction, default=str(write_fraction(DEFAULT_STEP_SIZE)), help=step_size
-    )
-    parser.add_argument("--seed", type=int, default=str(DEFAULT_SEED), help="seed of the random starts")
+    add = parser.add_argument
+    add("--eps", type=number_or_fraction, default=str(write_fraction(DEFAULT_EPS)), help=eps)
+    add("--step-size", type=number_or_fraction, default=str(write_fraction(DEFAULT_STEP_SIZE)), help=step_size)
+    add("--seed", type=int, default=str(DEFAULT_SEED), help="seed of the random starts")
 
 
 def add_checkpoint(parser: Parser) -> None:

@@ -11,22 +11,17 @@ from pixelpart.runtime.progress import Screen
 def bench(args: list[str]) -> None:
     """Measures speed next to the usual way: bench train | attack | cam | scale | stream | autoattack RUN."""
     parser = Parser("bench", bench.__doc__)
-    parser.add_argument("what", choices=benches.BENCHES)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="autoattack: run folder of the model to attack")
-    parser.add_argument("--model", help="network, or module:function (default: resnet18)")
-    parser.add_argument(
-        "--batch-size", type=positive_int, help="images per batch (default: 128; autoattack: 1024 on a GPU)"
-    )
-    parser.add_argument("--steps", type=positive_int, help="train, attack, scale, stream: PGD steps (default: 10)")
-    parser.add_argument("--methods", help=f"train: comma-separated (default: {','.join(benches.METHODS)})")
-    parser.add_argument("--precision", choices=benches.PRECISIONS, help="train: of our step (default: bf16)")
-    parser.add_argument(
-        "--images", type=positive_int, metavar="N", help="autoattack: the first N test images (default: 1000)"
-    )
-    parser.add_argument("--search", help="autoattack: precision of our search (default: bf16 on a GPU, else fp32)")
-    parser.add_argument(
-        "--repeats", type=positive_int, help=f"report medians of N (default: {benches.REPEATS})", metavar="N"
-    )
+    add = parser.add_argument
+    add("what", choices=benches.BENCHES)
+    add("run", nargs="?", metavar="RUN", help="autoattack: run folder of the model to attack")
+    add("--model", help="network, or module:function (default: resnet18)")
+    add("--batch-size", type=positive_int, help="images per batch (default: 128; autoattack: 1024 on a GPU)")
+    add("--steps", type=positive_int, help="train, attack, scale, stream: PGD steps (default: 10)")
+    add("--methods", help=f"train: comma-separated (default: {','.join(benches.METHODS)})")
+    add("--precision", choices=benches.PRECISIONS, help="train: of our step (default: bf16)")
+    add("--images", type=positive_int, metavar="N", help="autoattack: the first N test images (default: 1000)")
+    add("--search", help="autoattack: precision of our search (default: bf16 on a GPU, else fp32)")
+    add("--repeats", type=positive_int, help=f"report medians of N (default: {benches.REPEATS})", metavar="N")
     add_device(parser)
     add_data_root(parser)
     add_output(parser, json="print rows, machine and settings as JSON")

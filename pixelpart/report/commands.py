@@ -20,7 +20,6 @@ from pixelpart.recipes import RECIPES
 from pixelpart.report.run import Measurement
 
 FILLED_IN = ("size", "num_classes", "classes")  # by training, from the data set; the size of a folder is the user's
-EVALUATE_DEFAULTS = {"eps": DEFAULT_EPS, "step-size": DEFAULT_STEP_SIZE, "seed": DEFAULT_SEED}
 
 
 def train_command(config: Config, path: Path) -> str:
@@ -50,16 +49,14 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
         name, size, skip_bad = split_data_label(first.dataset)
         words += ["--data", name, *(["--size", str(size)] if size else []), *(["--skip-bad"] if skip_bad else [])]
     if attacked:
-        eps = [m.eps or 0.0 for m in attacked if not m.own_eps]
-        steps = [m.settings["step_size"] for m in measurements if "step_size" in m.settings]
-        values: dict[str, list[float]] = {"eps": eps[:1], "seed": [first.seed], "step-size": steps[:1]}
-        for name, (value,) in ((name, value) for name, value in values.items() if value):
-            if value != EVALUATE_DEFAULTS[name]:
-                words += [f"--{name}", str(value if name == "seed" else write_fraction(value))]
-    if first.engine != "own":
-        words += ["--engine", first.engine]
-    if first.gradients != "fp32":
-        words += ["--search", first.gradients]
+        eps = next((m.eps or 0.0 for m in attacked if not m.own_eps), DEFAULT_EPS)
+        steps = (m.settings["step_size"] for m in measurements if "step_size" in m.settings)
+        step_size = next(steps, DEFAULT_STEP_SIZE)
+        words += ["--eps", str(write_fraction(eps))] if eps != DEFAULT_EPS else []
+        words += ["--seed", str(first.seed)] if first.seed != DEFAULT_SEED else []
+        words += ["--step-size", str(write_fraction(step_size))] if step_size != DEFAULT_STEP_SIZE else []
+    words += ["--engine", first.engine] if first.engine != "own" else []
+    words += ["--search", first.gradients] if first.gradients != "fp32" else []
     dataset = SETS.get(first.dataset)
     if dataset is None or first.n != dataset.counts["test"]:
         words += ["--images", str(first.n)]

@@ -71,8 +71,8 @@ def test_user_code_is_never_run_without_use():
     ("name", "message"),
     [
         ("own_data:grey", r"returns images uint8 \(5, 16, 16\); they must be uint8 \(n, 3, size, size\)"),
-        ("own_data:mismatched", r"returns labels int64 \(4,\); 5 images need \(5,\)"),
-        ("own_data:fractions", r"returns labels float64 \(6,\); 6 images need \(6,\), integers"),
+        ("own_data:mismatched", r"mismatched, train: labels have shape \(4,\); 5 images need \(5,\)"),
+        ("own_data:fractions", "fractions, train: labels are float64; expected integers from 0"),
         ("own_data:from_one", "no training image has label 0"),
         ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
         ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
