@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from pixelpart.config import validation_message
-from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.evaluation.corruptions import FILE, mean_accuracy
 from pixelpart.evaluation.store import read_flags
 from pixelpart.report.formatting import count, percent
@@ -54,16 +52,6 @@ def group_warnings(table: Sequence[ResultRow]) -> list[tuple[str, list[str]]]:
             for warning in measurement.warnings:
                 found.setdefault(warning, {})[f"{row.run.label}, {attack}"] = None
     return [(warning, list(about)) for warning, about in found.items()]
-
-
-def read_check(run: ReportedRun) -> CheckRecord | None:
-    """The run's check.json, if there is one that can be shown."""
-    content = run.read_json("check.json", SCHEMA)
-    try:
-        return None if content is None else CheckRecord.model_validate(content)
-    except ValidationError as error:
-        run.notes.append(f"check.json is not shown ({validation_message(error)})")
-        return None
 
 
 def corruption_rows(run: ReportedRun) -> list[CorruptionRow]:

@@ -9,8 +9,10 @@ from markupsafe import Markup
 
 from pixelpart.config import flat
 from pixelpart.errors import UserError
+from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.files import atomic_write
 from pixelpart.report import checks, commands, comparisons, curves, formatting, pictures, table
+from pixelpart.report.checks import CheckRecord
 from pixelpart.report.pictures import Explanation
 from pixelpart.report.run import ReportedRun, number, read_runs
 
@@ -47,7 +49,9 @@ def page_content(runs: Sequence[ReportedRun], out: Path) -> dict[str, Any]:
         "attacks": table.columns(runs),
         "rows": rows,
         "warnings": checks.group_warnings(rows),
-        "checked": [(run.label, check) for run in runs if (check := checks.read_check(run))],
+        "checked": [
+            (run.label, check) for run in runs if (check := run.read_record("check.json", SCHEMA, CheckRecord))
+        ],
         "corrupted": [row for run in runs for row in checks.corruption_rows(run)],
         "run_pairs": comparisons.compare_runs(rows),
         "method_pairs": comparisons.compare_methods(runs),

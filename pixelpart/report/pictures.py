@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from pixelpart.config import validation_message
 from pixelpart.report.formatting import NBSP, fraction
 from pixelpart.report.run import Record, ReportedRun
 from pixelpart.runs import EXPLAIN_SCHEMA
@@ -91,21 +90,19 @@ class ShownImage:
 
 def read_explanation(run: ReportedRun) -> Explanation | None:
     """What `pixelpart explain` wrote, or None with a note."""
-    content = run.read_json("explain.json", EXPLAIN_SCHEMA)
-    if content is None:
+    record = run.read_record("explain.json", EXPLAIN_SCHEMA, ExplainRecord)
+    if record is None:
         run.notes.append("no pictures yet: run `pixelpart explain RUN`")
         return None
     try:
-        record = ExplainRecord.model_validate(content)
         arrays = load_file(run.path / "explain.safetensors")
         if any(name not in arrays or len(arrays[name]) != len(record.images) for name in ARRAYS):
             raise ValueError("the arrays do not match explain.json")
         labels = [label for i in record.images for label in (i.label, i.natural.label, i.adversarial.label)]
         if any(not 0 <= label < len(record.classes) for label in labels):
             raise ValueError("a label has no class name")
-    except (ValidationError, SafetensorError, OSError, ValueError) as error:
-        reason = validation_message(error) if isinstance(error, ValidationError) else error
-        run.notes.append(f"no pictures: {reason}; run `pixelpart explain RUN` again")
+    except (SafetensorError, OSError, ValueError) as error:
+        run.notes.append(f"no pictures: {error}; run `pixelpart explain RUN` again")
         return None
     return Explanation(record, arrays)
 

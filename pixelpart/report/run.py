@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,6 +20,9 @@ class Record(BaseModel):
     """An object of a JSON file; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+R = TypeVar("R", bound=Record)
 
 
 class Measurement(Record):
@@ -108,7 +111,7 @@ class ReportedRun:
                 self.notes.append(f"{file}: an entry is not shown ({validation_message(error)})")
         return found
 
-    def read_json(self, name: str, schema: int) -> dict[str, Any] | None:
+    def read_record(self, name: str, schema: int, kind: type[R]) -> R | None:
         """The content of a JSON file, or None if it is missing or unusable."""
         try:
             content = json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -122,7 +125,10 @@ class ReportedRun:
         elif not intact(content):
             self.notes.append(f"{name} is not shown: checksum mismatch")
         else:
-            return content
+            try:
+                return kind.model_validate(content)
+            except ValidationError as error:
+                self.notes.append(f"{name} is not shown ({validation_message(error)})")
         return None
 
 

@@ -13,12 +13,12 @@ SMALL = ["resnet18", "preactresnet18", "wrn-10-1", "tiny-cnn"]
     ("name", "count"),
     [("resnet18", 11_173_962), ("preactresnet18", 11_172_170), ("wrn-28-10", 36_479_194), ("wrn-34-10", 46_160_474)],
 )
-def test_parameter_counts_equal_the_published_counts(name: str, count: int) -> None:
+def test_parameter_counts_equal_the_published_counts(name, count):
     assert sum(parameter.numel() for parameter in build(name).parameters()) == count
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_logits_are_the_head_of_features_after_a_relu(name: str) -> None:
+def test_logits_are_the_head_of_features_after_a_relu(name):
     model, x = build(name, num_classes=7).eval(), torch.rand(2, 3, 32, 32)
     acts = model.features(x)
     assert acts.ndim == 4
@@ -30,7 +30,7 @@ def test_logits_are_the_head_of_features_after_a_relu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_head_is_average_pooling_and_a_linear_layer(name: str) -> None:
+def test_the_head_is_average_pooling_and_a_linear_layer(name):
     model = build(name).eval()
     linear = model.pooled_linear
     assert linear is not None
@@ -40,7 +40,7 @@ def test_the_head_is_average_pooling_and_a_linear_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "side"), [("resnet18", 28), ("preactresnet18", 28), ("wrn-34-10", 56)])
-def test_large_images_work_in_the_papers_models(name: str, side: int) -> None:
+def test_large_images_work_in_the_papers_models(name, side):
     model = build(name, num_classes=100).to("meta")
     acts = model.features(torch.empty(2, 3, 224, 224, device="meta"))
     assert acts.shape[2:] == (side, side)
@@ -48,7 +48,7 @@ def test_large_images_work_in_the_papers_models(name: str, side: int) -> None:
 
 
 @pytest.mark.parametrize("name", [*SMALL, "vit-tiny"])
-def test_weights_follow_from_the_given_generator_and_the_global_one_is_untouched(name: str) -> None:
+def test_weights_follow_from_the_given_generator_and_the_global_one_is_untouched(name):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first = build(name, generator=torch.Generator().manual_seed(1)).state_dict()
@@ -60,14 +60,14 @@ def test_weights_follow_from_the_given_generator_and_the_global_one_is_untouched
     assert not any(torch.equal(tensor, other[key]) for key, tensor in first.items() if tensor.ndim > 1)
 
 
-def test_weights_have_pytorchs_distribution() -> None:
+def test_weights_have_pytorchs_distribution():
     model, usual = build("resnet18"), nn.Conv2d(256, 512, 3)
     ours = dict(model.named_parameters())["layer4.0.conv1.weight"]
     torch.testing.assert_close(ours.std(), usual.weight.std(), rtol=0.01, atol=0)
     torch.testing.assert_close(ours.abs().max(), torch.tensor((256 * 9) ** -0.5), rtol=1e-3, atol=0)
 
 
-def test_normalisation_is_inside_the_model_and_not_in_the_state_dict() -> None:
+def test_normalisation_is_inside_the_model_and_not_in_the_state_dict():
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 2.0)
     plain, scaled = build("tiny-cnn").eval(), build("tiny-cnn", mean=mean, std=std).eval()
     x = torch.rand(2, 3, 32, 32)
@@ -86,12 +86,12 @@ def test_normalisation_is_inside_the_model_and_not_in_the_state_dict() -> None:
         ("wrn-DEPTH-WIDTH", "such as wrn-34-10"),
     ],
 )
-def test_an_unknown_name_is_an_error_with_the_choices(name: str, message: str) -> None:
+def test_an_unknown_name_is_an_error_with_the_choices(name, message):
     with pytest.raises(UserError, match=message):
         build(name)
 
 
-def test_invalid_settings_are_user_errors() -> None:
+def test_invalid_settings_are_user_errors():
     with pytest.raises(UserError, match="num_classes 1 "):
         build("tiny-cnn", num_classes=1)
     with pytest.raises(UserError, match="std"):
@@ -99,7 +99,7 @@ def test_invalid_settings_are_user_errors() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_batch_norm_can_be_folded(name: str) -> None:
+def test_batch_norm_can_be_folded(name):
     model, x = build(name, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)), torch.rand(4, 3, 32, 32)
     with torch.no_grad():
         model(x)  # changes the running statistics

@@ -1,27 +1,24 @@
 import copy
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.models import Classifier, build, load_state, wrap
-
-Keys = list[tuple[str, tuple[int, ...]]]
+from pixelpart.models import build, load_state, wrap
 
 
-def norm(name: str, channels: int) -> Keys:
+def norm(name, channels):
     sizes = [(f"{name}.{part}", (channels,)) for part in ("weight", "bias", "running_mean", "running_var")]
     return [*sizes, (f"{name}.num_batches_tracked", ())]
 
 
-def published_resnet(*, preactivation: bool) -> Keys:
+def published_resnet(*, preactivation):
     """Names and shapes of RobustBench's ResNet-18, or PreActResNet-18 with `bn_before_fc`, from their constructors."""
-    keys: Keys = [("conv1.weight", (64, 3, 3, 3)), *([] if preactivation else norm("bn1", 64))]
+    keys = [("conv1.weight", (64, 3, 3, 3)), *([] if preactivation else norm("bn1", 64))]
     before = 64
     for layer, width in enumerate((64, 128, 256, 512), 1):
         for block in (0, 1):
@@ -36,9 +33,9 @@ def published_resnet(*, preactivation: bool) -> Keys:
     return [*keys, *last, ("linear.weight", (10, 512)), ("linear.bias", (10,))]
 
 
-def published_wrn(depth: int, width: int) -> Keys:
+def published_wrn(depth, width):
     """Names and shapes of TRADES' WideResNet, which has its first stage twice."""
-    keys: Keys = [("conv1.weight", (16, 3, 3, 3))]
+    keys = [("conv1.weight", (16, 3, 3, 3))]
     channels = {"block1": (16, 16 * width), "block2": (16 * width, 32 * width), "block3": (32 * width, 64 * width)}
     for stage in ("block1", "sub_block1", "block2", "block3"):
         before, after = channels[stage.removeprefix("sub_")]
@@ -51,25 +48,25 @@ def published_wrn(depth: int, width: int) -> Keys:
     return [*keys, *norm("bn1", 64 * width), ("fc.weight", (10, 64 * width)), ("fc.bias", (10,))]
 
 
-def filled(keys: Keys) -> dict[str, Tensor]:
+def filled(keys):
     return {
         name: torch.tensor(7) if name.endswith("tracked") else torch.rand(shape) * 0.1 + 0.05 for name, shape in keys
     }
 
 
-def holds(model: Classifier, state: dict[str, Tensor]) -> bool:
+def holds(model, state):
     return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
 # -- the published forward passes
 
 
-def normed(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+def normed(state, name, x):
     mean, var, weight, bias = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
     return F.batch_norm(x, mean, var, weight, bias)
 
 
-def post_activation(state: dict[str, Tensor], name: str, x: Tensor, stride: int) -> Tensor:
+def post_activation(state, name, x, stride):
     out = F.conv2d(x, state[f"{name}.conv1.weight"], stride=stride, padding=1)
     out = F.conv2d(normed(state, f"{name}.bn1", out).relu(), state[f"{name}.conv2.weight"], padding=1)
     out = normed(state, f"{name}.bn2", out)
@@ -78,7 +75,7 @@ def post_activation(state: dict[str, Tensor], name: str, x: Tensor, stride: int)
     return (out + x).relu()
 
 
-def pre_activation(state: dict[str, Tensor], name: str, x: Tensor, stride: int) -> Tensor:
+def pre_activation(state, name, x, stride):
     active = normed(state, f"{name}.bn1", x).relu()
     out = F.conv2d(active, state[f"{name}.conv1.weight"], stride=stride, padding=1)
     out = F.conv2d(normed(state, f"{name}.bn2", out).relu(), state[f"{name}.conv2.weight"], padding=1)
@@ -88,7 +85,7 @@ def pre_activation(state: dict[str, Tensor], name: str, x: Tensor, stride: int) 
     return out + x
 
 
-def published_logits(name: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
+def published_logits(name, state, x):
     out = F.conv2d(x, state["conv1.weight"], padding=1)
     if name == "resnet18":
         out = normed(state, "bn1", out).relu()
@@ -113,7 +110,7 @@ def published_logits(name: str, state: dict[str, Tensor], x: Tensor) -> Tensor:
     ],
     ids=["resnet18", "preactresnet18", "wrn-16-2"],
 )
-def test_published_weights_give_the_published_forward_pass(name: str, keys: Keys) -> None:
+def test_published_weights_give_the_published_forward_pass(name, keys):
     state = {k: t if t.ndim == 0 else torch.randn(t.shape) * 0.1 for k, t in filled(keys).items()}
     state |= {k: t.abs() + 0.5 for k, t in state.items() if k.endswith("running_var")}
     x = torch.rand(2, 3, 32, 32)
@@ -125,37 +122,33 @@ def test_published_weights_give_the_published_forward_pass(name: str, keys: Keys
 
 
 @pytest.fixture
-def model() -> Classifier:
+def model():
     return build("tiny-cnn")
 
 
 @pytest.fixture
-def state(model: Classifier) -> dict[str, Tensor]:
+def state(model):
     return filled([(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()])
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module.model."])
 @pytest.mark.parametrize("inside", ["", "state_dict", "net"])
-def test_prefixes_and_other_content_of_training_scripts_files_are_removed(
-    model: Classifier, state: dict[str, Tensor], prefix: str, inside: str
-) -> None:
+def test_prefixes_and_other_content_of_training_scripts_files_are_removed(model, state, prefix, inside):
     saved = OrderedDict((prefix + name, tensor) for name, tensor in state.items())
     given = {"epoch": 3, inside: saved, "optimizer": {"state": {}}} if inside else saved
     assert holds(load_state(model, given), state)
 
 
 @pytest.mark.parametrize(("mean", "std"), [("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std")])
-def test_pixel_scaling_in_the_state_dict_is_set_in_the_model(
-    model: Classifier, state: dict[str, Tensor], mean: str, std: str
-) -> None:
+def test_pixel_scaling_in_the_state_dict_is_set_in_the_model(model, state, mean, std):
     x, plain = torch.rand(2, 3, 32, 32), load_state(copy.deepcopy(model), state).eval()
     middle, spread = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
     load_state(model, state | {mean: middle, std: spread})
     torch.testing.assert_close(model.eval()(x), plain((x - middle) / spread))
 
 
-def test_a_wrapped_module_keeps_the_name_that_others_strip() -> None:
-    def net() -> Classifier:
+def test_a_wrapped_module_keeps_the_name_that_others_strip():
+    def net():
         module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
         return wrap(module, features="1", head="4")
 
@@ -164,7 +157,7 @@ def test_a_wrapped_module_keeps_the_name_that_others_strip() -> None:
     assert holds(load_state(net(), state), state)
 
 
-def test_files_are_read(model: Classifier, state: dict[str, Tensor], tmp_path: Path) -> None:
+def test_files_are_read(model, state, tmp_path):
     save_file(state, tmp_path / "a.safetensors")
     torch.save(state, tmp_path / "a.pt")
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "b.pth")
@@ -176,7 +169,7 @@ def test_files_are_read(model: Classifier, state: dict[str, Tensor], tmp_path: P
 
 
 class Evil:
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self):
         return print, ("this must not be printed",)
 
 
@@ -192,25 +185,23 @@ class Evil:
         (lambda folder: _saved(folder / "e.pt", {}), "is not a state dict: it is empty"),
     ],
 )
-def test_other_files_are_user_errors(
-    model: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str], save: object, message: str
-) -> None:
+def test_other_files_are_user_errors(model, tmp_path, capsys, save, message):
     with pytest.raises(UserError, match=message):
-        load_state(model, save(tmp_path))  # type: ignore[operator]
+        load_state(model, save(tmp_path))
     assert "must not" not in capsys.readouterr().out
 
 
-def _write(path: Path, content: bytes) -> Path:
+def _write(path, content):
     path.write_bytes(content)
     return path
 
 
-def _saved(path: Path, what: object) -> Path:
+def _saved(path, what):
     torch.save(what, path)
     return path
 
 
-def test_wrong_names_and_shapes_are_listed_and_nothing_is_changed(model: Classifier, state: dict[str, Tensor]) -> None:
+def test_wrong_names_and_shapes_are_listed_and_nothing_is_changed(model, state):
     before = copy.deepcopy(model.state_dict())
     del state["layer1.conv.weight"], state["layer4.bn.running_var"]
     state |= {"extra.weight": torch.zeros(1), "linear.weight": torch.zeros(100, 64)}

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from pixelpart import masks
 from pixelpart.errors import UserError
@@ -14,12 +14,12 @@ from pixelpart.view.views import Folding
 
 
 class Attention(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.num_heads, self.fused_attn = 2, True
         self.qkv, self.attn_drop, self.proj = nn.Linear(8, 24), nn.Dropout(0.1), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
         if self.fused_attn:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop.p if self.training else 0.0)
@@ -29,26 +29,26 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm1, self.attn, self.ls1 = nn.LayerNorm(8), Attention(), nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.ls1(self.attn(self.norm1(x)))
 
 
 class Embed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.img_size, self.proj = (24, 24), nn.Conv2d(3, 8, 6, stride=6)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         assert x.shape[2:] == self.img_size
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
 class VisionTransformer(nn.Module):
-    def __init__(self, global_pool: str = "token") -> None:
+    def __init__(self, global_pool="token"):
         super().__init__()
         self.global_pool, self.num_prefix_tokens, self.num_features = global_pool, 1, 8
         self.patch_embed, self.cls_token = Embed(), nn.Parameter(torch.randn(1, 1, 8))
@@ -56,42 +56,42 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.Sequential(Block(), Block(), Block())
         self.norm, self.fc_norm, self.head = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 4)
 
-    def get_classifier(self) -> nn.Module:
+    def get_classifier(self):
         return self.head
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x):
         x = self.patch_embed(x)
         x = torch.cat((self.cls_token.expand(len(x), -1, -1), x), 1) + self.pos_embed
         return self.norm(self.blocks(x))
 
-    def forward_head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x):
         return self.head(self.fc_norm(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(1)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.forward_head(self.forward_features(x))
 
 
 class ConvNet(nn.Module):
-    def __init__(self, *, drop_rate: float = 0.0, activated: bool = False) -> None:
+    def __init__(self, *, drop_rate=0.0, activated=False):
         super().__init__()
         self.num_features, self.drop_rate, self.activated = 6, drop_rate, activated
         self.conv, self.fc = nn.Conv2d(3, 6, 5, stride=4), nn.Linear(6, 4)
 
-    def get_classifier(self) -> nn.Module:
+    def get_classifier(self):
         return self.fc
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x):
         return self.conv(x).relu()
 
-    def forward_head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x):
         pooled = x.mean((2, 3))
         return self.fc(F.dropout(pooled.tanh() if self.activated else pooled, self.drop_rate, self.training))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.forward_head(self.forward_features(x))
 
 
-def images(size: int = 24) -> Tensor:
+def images(size=24):
     return torch.rand(3, 3, size, size)
 
 
@@ -99,7 +99,7 @@ POOLS = pytest.mark.parametrize("pool", ["token", "avg"])
 
 
 @POOLS
-def test_a_transformer_is_wrapped_without_arguments(pool: str) -> None:
+def test_a_transformer_is_wrapped_without_arguments(pool):
     module, x = VisionTransformer(pool).eval(), images()
     model = wrap(module)
     assert torch.equal(model(x), module(x))
@@ -111,7 +111,7 @@ def test_a_transformer_is_wrapped_without_arguments(pool: str) -> None:
 
 @POOLS
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
-def test_every_map_works_on_a_transformer_and_leaves_no_trace(pool: str, method: str) -> None:
+def test_every_map_works_on_a_transformer_and_leaves_no_trace(pool, method):
     module = VisionTransformer(pool).train()
     heat = masks.heatmap(wrap(module), images(), method=method)
     assert heat.shape == (3, 24, 24)
@@ -119,14 +119,14 @@ def test_every_map_works_on_a_transformer_and_leaves_no_trace(pool: str, method:
     assert all(block.attn.fused_attn for block in module.blocks)
     assert all(part.training and not part._forward_hooks for part in module.modules())
     with pytest.raises(AssertionError):
-        wrap(module).attentions(images(30))  # type: ignore[operator]
+        wrap(module).attentions(images(30))
     assert all(block.attn.fused_attn and not block.attn.attn_drop._forward_hooks for block in module.blocks)
 
 
 @POOLS
-def test_attention_weights_equal_their_definition(pool: str) -> None:
+def test_attention_weights_equal_their_definition(pool):
     module, x = VisionTransformer(pool).eval(), images()
-    weights, logits = wrap(module).attentions(x)  # type: ignore[operator]
+    weights, logits = wrap(module).attentions(x)
     torch.testing.assert_close(logits, module(x))
     tokens = module.blocks[0].norm1(torch.cat((module.cls_token.expand(3, -1, -1), module.patch_embed(x)), 1)
                                     + module.pos_embed)  # fmt: skip
@@ -135,7 +135,7 @@ def test_attention_weights_equal_their_definition(pool: str) -> None:
     assert len(weights) == 3
 
 
-def test_a_convolutional_network_is_wrapped_without_arguments() -> None:
+def test_a_convolutional_network_is_wrapped_without_arguments():
     module, x = ConvNet().eval(), images(32)
     model = wrap(module)
     torch.testing.assert_close(model(x), module(x))
@@ -144,14 +144,14 @@ def test_a_convolutional_network_is_wrapped_without_arguments() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"drop_rate": 0.5}, {"activated": True}])
-def test_layers_between_pooling_and_classifier_are_included(settings: dict[str, float]) -> None:
-    module, x = ConvNet(**settings).eval(), images(32)  # type: ignore[arg-type]
+def test_layers_between_pooling_and_classifier_are_included(settings):
+    module, x = ConvNet(**settings).eval(), images(32)
     model = wrap(module)
     assert torch.equal(model(x), module(x))
     assert model.pooled_linear is None
 
 
-def test_mistakes_are_user_errors() -> None:
+def test_mistakes_are_user_errors():
     with pytest.raises(UserError, match="Linear is not a timm model; pass features and head to wrap"):
         wrap(nn.Linear(3, 3))
     with pytest.raises(UserError, match="both features and head"):

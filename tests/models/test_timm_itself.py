@@ -18,7 +18,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_of_timm_is_wrapped_explained_and_attacked(name: str) -> None:
+def test_a_network_of_timm_is_wrapped_explained_and_attacked(name):
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=7, **NETWORKS[name]).eval()
     model, x, y = pp.models.wrap(module), torch.rand(3, 3, 64, 64), torch.tensor([0, 3, 6])

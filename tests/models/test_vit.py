@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from pixelpart.errors import UserError
 from pixelpart.models import build, load_state
@@ -13,7 +12,7 @@ from pixelpart.view.views import Folding, TrainingView
 SIZES = {"width": 24, "depth": 3, "heads": 3}
 
 
-def made(kind: type[VisionTransformer], *, size: int = 32) -> VisionTransformer:
+def made(kind, *, size=32):
     """A small model with weights larger than those of a new model."""
     model = kind(5, size=size, **SIZES)
     generator = torch.Generator().manual_seed(1)
@@ -28,7 +27,7 @@ KINDS = pytest.mark.parametrize("kind", [VisionTransformer, Deit])
 
 
 @pytest.mark.parametrize(("size", "patch"), [(32, 4), (64, 8), (224, 16), (96, 12)])
-def test_the_patch_size_depends_on_the_image_size(size: int, patch: int) -> None:
+def test_the_patch_size_depends_on_the_image_size(size, patch):
     assert patch_for(size) == patch
     model = build("vit-tiny", size=size)
     with torch.no_grad():
@@ -37,14 +36,14 @@ def test_the_patch_size_depends_on_the_image_size(size: int, patch: int) -> None
 
 
 @pytest.mark.parametrize("size", [0, 7, 100])
-def test_other_image_sizes_are_user_errors(size: int) -> None:
+def test_other_image_sizes_are_user_errors(size):
     with pytest.raises(UserError, match=f"images of {size} pixels cannot be divided"):
         build("vit-tiny", size=size)
 
 
 @pytest.mark.parametrize("name", ["vit-small", "deit-small"])
 @pytest.mark.parametrize("size", [32, 224])
-def test_small_transformers_have_the_parameter_count_of_deit_small(name: str, size: int) -> None:
+def test_small_transformers_have_the_parameter_count_of_deit_small(name, size):
     model, patch = build(name, num_classes=1000, size=size), patch_for(size)
     tokens = (size // patch) ** 2 + (name == "deit-small")
     # of patch 16 and 197 tokens DeiT-S has 22,050,664 parameters
@@ -52,7 +51,7 @@ def test_small_transformers_have_the_parameter_count_of_deit_small(name: str, si
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
-def test_weights_have_deits_names_except_the_head() -> None:
+def test_weights_have_deits_names_except_the_head():
     keys = set(build("deit-small").state_dict())
     block = {f"{part}.{kind}" for part in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
              for kind in ("weight", "bias")}  # fmt: skip
@@ -60,7 +59,7 @@ def test_weights_have_deits_names_except_the_head() -> None:
     assert keys == {"cls_token", "pos_embed"} | rest | {f"blocks.{i}.{name}" for i in range(12) for name in block}
 
 
-def test_a_state_dict_of_deit_is_loaded() -> None:
+def test_a_state_dict_of_deit_is_loaded():
     model = made(Deit)
     theirs = {name.replace("linear.", "head."): tensor for name, tensor in model.state_dict().items()}
     other = Deit(5, size=32, **SIZES)
@@ -69,7 +68,7 @@ def test_a_state_dict_of_deit_is_loaded() -> None:
 
 
 @KINDS
-def test_logits_are_the_head_of_features_and_equal_those_of_attentions(kind: type[VisionTransformer]) -> None:
+def test_logits_are_the_head_of_features_and_equal_those_of_attentions(kind):
     model, x = made(kind), torch.rand(2, 3, 32, 32)
     model.set_scaling((0.5, 0.4, 0.3), (0.2, 0.2, 0.3))
     weights, logits = model.attentions(x)
@@ -81,7 +80,7 @@ def test_logits_are_the_head_of_features_and_equal_those_of_attentions(kind: typ
         torch.testing.assert_close(layer.sum(-1), torch.ones(2, 3, tokens))
 
 
-def test_attention_equals_its_definition_and_torchs() -> None:
+def test_attention_equals_its_definition_and_torchs():
     layer, x = Attention(12, 3).requires_grad_(False), torch.randn(2, 7, 12)
     out, weights = layer(x)
     q, k, v = layer.qkv(x).view(2, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
@@ -94,7 +93,7 @@ def test_attention_equals_its_definition_and_torchs() -> None:
 
 
 @KINDS
-def test_tokens_are_in_the_order_of_the_grid(kind: type[VisionTransformer]) -> None:
+def test_tokens_are_in_the_order_of_the_grid(kind):
     """A change in one patch moves its own token most, before any block mixes them."""
     model, x = made(kind), torch.rand(1, 3, 32, 32)
     changed = x.clone()
@@ -104,7 +103,7 @@ def test_tokens_are_in_the_order_of_the_grid(kind: type[VisionTransformer]) -> N
 
 
 @KINDS
-def test_the_folded_view_equals_the_model_and_its_gradient(kind: type[VisionTransformer]) -> None:
+def test_the_folded_view_equals_the_model_and_its_gradient(kind):
     model, x = made(kind), torch.rand(3, 3, 32, 32)
     folding = Folding(model)
     assert folding.folded
@@ -118,18 +117,16 @@ def test_the_folded_view_equals_the_model_and_its_gradient(kind: type[VisionTran
 
 
 @KINDS
-def test_in_bf16_norms_tokens_and_head_are_fp32_and_products_are_bf16(
-    kind: type[VisionTransformer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_bf16_norms_tokens_and_head_are_fp32_and_products_are_bf16(kind, monkeypatch):
     model, x = made(kind), torch.rand(3, 3, 32, 32)
     view, norms, products = Folding(model, dtype=torch.bfloat16)(), [], []
     layer_norm, linear = F.layer_norm, F.linear
 
-    def norm_seen(x: Tensor, *rest: object) -> Tensor:
-        norms.append((x.dtype, rest[1].dtype))  # type: ignore[attr-defined]
-        return layer_norm(x, *rest)  # type: ignore[arg-type]
+    def norm_seen(x, *rest):
+        norms.append((x.dtype, rest[1].dtype))
+        return layer_norm(x, *rest)
 
-    def linear_seen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def linear_seen(x, weight, bias):
         products.append((x.dtype, weight.dtype))
         return linear(x, weight, bias)
 
@@ -146,13 +143,13 @@ def test_in_bf16_norms_tokens_and_head_are_fp32_and_products_are_bf16(
 
 
 @KINDS
-def test_training_in_bf16_has_nearly_the_gradients_of_fp32(kind: type[VisionTransformer]) -> None:
+def test_training_in_bf16_has_nearly_the_gradients_of_fp32(kind):
     model, x, y = made(kind).train(), torch.rand(8, 3, 32, 32), torch.arange(8) % 5
     grads = []
     for network in (model, TrainingView(model, dtype=torch.bfloat16)):
         model.zero_grad()
         F.cross_entropy(network(x), y).backward()
-        grads.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})  # type: ignore
+        grads.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     for name, exact in grads[0].items():
         close = F.cosine_similarity(exact.flatten(), grads[1][name].flatten(), dim=0)
         assert exact.any()

@@ -4,14 +4,12 @@ import functools
 
 import pytest
 import torch
-from torch import Tensor
 
 from pixelpart import draws, masks
 from pixelpart.attacks.ball import draw_noise
-from pixelpart.config import Config
 from pixelpart.data import augment, shapes
 from pixelpart.data.loader import as_float
-from pixelpart.engine.plan import Plan, build_plan
+from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.stored_maps import current_maps
@@ -19,17 +17,17 @@ from pixelpart.errors import UserError
 from pixelpart.recipes import RECIPES
 
 
-def config(**changes: object) -> Config:
+def config(**changes):
     small = {"attack": {"steps": 2}, "batch_size": 32, "burn_in": {"epochs": 0}, "model": "vit-tiny", "ema": 0.0}
     return RECIPES["shapes-part"](**(small | changes))
 
 
 @functools.cache
-def pictures() -> tuple[Tensor, Tensor]:
+def pictures():
     return shapes.generate("test")
 
 
-def inputs(plan: Plan, n: int = 16) -> StepBatch:
+def inputs(plan, n=16):
     images, labels = (tensor[:n] for tensor in pictures())
     x = as_float(images)
     noise = draw_noise(x, kind=plan.main.attack.start, generator=draws.generator(0, "start", 0, 0))
@@ -40,7 +38,7 @@ def inputs(plan: Plan, n: int = 16) -> StepBatch:
 @pytest.mark.parametrize(
     ("method", "precision"), [("gradcam", "fp32"), ("rollout", "bf16"), ("gradient-rollout", "fp32")]
 )
-def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
+def test_the_loss_falls_with_every_map(method, precision):
     plan = build_plan(config(mask={"cam": method}, precision=precision))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     assert state.attack_view.folded
@@ -58,7 +56,7 @@ def test_the_loss_falls_with_every_map(method: str, precision: str) -> None:
 
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
 @pytest.mark.parametrize("target", ["label", "predicted"])
-def test_the_step_uses_the_map_of_the_public_function(method: str, target: str) -> None:
+def test_the_step_uses_the_map_of_the_public_function(method, target):
     plan = build_plan(config(mask={"cam": method, "target": target}))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     batch = inputs(plan, 4)
@@ -67,7 +65,7 @@ def test_the_step_uses_the_map_of_the_public_function(method: str, target: str) 
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_a_map_that_does_not_fit_the_model_is_an_error_before_training() -> None:
+def test_a_map_that_does_not_fit_the_model_is_an_error_before_training():
     with pytest.raises(UserError, match=r"cam 'rollout' needs a transformer .*; for TinyCNN choose from gradcam"):
         build_plan(config(model="tiny-cnn", mask={"cam": "rollout"}))
     with pytest.raises(UserError, match="layer 'blocks"):

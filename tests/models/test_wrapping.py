@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from pixelpart.errors import UserError
 from pixelpart.models import wrap
@@ -13,30 +13,30 @@ from pixelpart.view.views import Folding
 class Net(nn.Module):
     """A user's network: pooling and a linear layer, nothing called features or head."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
         self.body = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
         self.unused = nn.ReLU()
         self.fc = nn.Linear(6, 5)
 
-    def embed(self, x: Tensor) -> Tensor:
+    def embed(self, x):
         return self.body(self.stem(x))
 
-    def classify(self, acts: Tensor) -> Tensor:
+    def classify(self, acts):
         return self.fc(F.adaptive_avg_pool2d(acts, 1).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.classify(self.embed(x))
 
 
 @pytest.fixture
-def net() -> Net:
+def net():
     return Net()
 
 
 @pytest.fixture
-def x() -> Tensor:
+def x():
     return torch.rand(3, 3, 32, 32)
 
 
@@ -53,7 +53,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_wrapped_module_equals_the_module(way: str, net: Net, x: Tensor) -> None:
+def test_a_wrapped_module_equals_the_module(way, net, x):
     model = wrap(net, **WAYS[way](net))
     net.eval()
     torch.testing.assert_close(model.features(x), net.embed(x))
@@ -61,14 +61,14 @@ def test_a_wrapped_module_equals_the_module(way: str, net: Net, x: Tensor) -> No
     torch.testing.assert_close(model.head(model.features(x)), net(x))
 
 
-def test_a_linear_head_is_a_pooled_linear(net: Net) -> None:
+def test_a_linear_head_is_a_pooled_linear(net):
     assert wrap(net, features="body", head="fc").pooled_linear is net.fc
     assert wrap(net, features="body", head=net.fc).pooled_linear is net.fc
     assert wrap(net, features="body", head="classify").pooled_linear is None
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "functions"])
-def test_a_copy_uses_its_own_weights(way: str, net: Net, x: Tensor) -> None:
+def test_a_copy_uses_its_own_weights(way, net, x):
     model = wrap(net.eval(), **WAYS[way](net))
     before, twin = model(x), copy.deepcopy(model)
     with torch.no_grad():
@@ -78,21 +78,21 @@ def test_a_copy_uses_its_own_weights(way: str, net: Net, x: Tensor) -> None:
     assert torch.equal(twin(x), before)
 
 
-def test_a_model_wrapped_with_a_function_cannot_be_copied(net: Net) -> None:
+def test_a_model_wrapped_with_a_function_cannot_be_copied(net):
     model = wrap(net, **WAYS["functions"](net))
     with pytest.raises(UserError, match="cannot be copied"):
         copy.deepcopy(model)
 
 
 @pytest.mark.parametrize("way", ["names of modules", "names of methods"])
-def test_a_folded_view_equals_the_model(way: str, net: Net, x: Tensor) -> None:
+def test_a_folded_view_equals_the_model(way, net, x):
     model = wrap(net, **WAYS[way](net))
     model.train()(x)
     torch.testing.assert_close(Folding(model)()(x), model.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_wrapping_leaves_no_trace(training: bool, net: Net) -> None:
+def test_wrapping_leaves_no_trace(training, net):
     net.train(training)
     net.fc.bias.requires_grad_(False)
     state, flags = copy.deepcopy(net.state_dict()), [p.requires_grad for p in net.parameters()]
@@ -108,7 +108,7 @@ def test_wrapping_leaves_no_trace(training: bool, net: Net) -> None:
     assert not any(module._forward_hooks for module in net.modules())
 
 
-def test_a_wrong_head_is_refused(net: Net) -> None:
+def test_a_wrong_head_is_refused(net):
     with pytest.raises(UserError, match=r"differs from Net\(x\) by"):
         wrap(net, features="body", head=lambda acts: net.fc(acts.amax((2, 3))))
     with pytest.raises(UserError, match=r"has shape \(2, 6\) and Net\(x\) \(2, 5\)"):
@@ -118,9 +118,9 @@ def test_a_wrong_head_is_refused(net: Net) -> None:
 
 
 @pytest.mark.parametrize("between", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
-def test_dropout_or_a_norm_between_features_and_head_is_not_ignored(between: nn.Module) -> None:
+def test_dropout_or_a_norm_between_features_and_head_is_not_ignored(between):
     class Between(Net):
-        def classify(self, acts: Tensor) -> Tensor:
+        def classify(self, acts):
             return self.fc(self.unused(acts.mean((2, 3))))
 
     net = Between()
@@ -135,21 +135,21 @@ def test_dropout_or_a_norm_between_features_and_head_is_not_ignored(between: nn.
 
 
 @pytest.mark.parametrize("settings", [{"features": "nobody", "head": "fc"}, {"features": "body", "head": "nobody"}])
-def test_an_unknown_name_is_an_error_with_the_choices(net: Net, settings: dict[str, str]) -> None:
+def test_an_unknown_name_is_an_error_with_the_choices(net, settings):
     with pytest.raises(UserError, match="'nobody'; choose from body, fc, stem"):
         wrap(net, **settings)
 
 
-def test_a_head_or_features_that_return_a_tuple_are_refused(net: Net) -> None:
+def test_a_head_or_features_that_return_a_tuple_are_refused(net):
     with pytest.raises(UserError, match=r"head\(features\(x\)\) returns a tuple, not logits"):
         wrap(net, features="embed", head=lambda acts: (net.classify(acts), None))
     with pytest.raises(UserError, match=r"of Net fails: 'tuple' object has no attribute 'mean'"):
         wrap(net, features=lambda x: (net.embed(x), None), head=net.fc)
 
 
-def test_an_example_is_needed_for_other_image_sizes() -> None:
+def test_an_example_is_needed_for_other_image_sizes():
     class Strict(Net):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             assert x.shape[-1] == 48, "48 pixels only"
             return super().forward(x)
 
