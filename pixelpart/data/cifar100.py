@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pixelpart.data.dataset import Root, home
+from pixelpart.data.dataset import Root, find_files, home
 from pixelpart.data.download import digest, downloading, fetched_archive, read_members, write_folder
 from pixelpart.data.safe_pickle import read_batch
 from pixelpart.errors import UserError, choose
@@ -65,15 +65,8 @@ FORMATS: dict[str, tuple[str, Callable[[Path, int], Rows]]] = {
 
 
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
-    """The folder under `root` (or `root` itself) and its two files, binary first; UserError if one is missing."""
-    base = home(root)
-    places = [base] if base.name in FORMATS else [base / name for name in FORMATS]
-    if (folder := next((place for place in places if place.is_dir()), None)) is None:
-        return None
-    paths = [folder / (split + FORMATS[folder.name][0]) for split in COUNTS]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise UserError(f"{folder} lacks {', '.join(missing)}")
-    return folder, paths
+    """The folder and its two files, binary first; UserError if one is missing."""
+    return find_files(root, {name: [split + suffix for split in COUNTS] for name, (suffix, _) in FORMATS.items()})
 
 
 def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:

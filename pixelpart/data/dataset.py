@@ -1,12 +1,13 @@
 """What a data set is, where data sets are on disk, and the status of one."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
+from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Progress
 
 VARIABLE = "PIXELPART_DATA"
@@ -19,6 +20,18 @@ def home(root: Root = None) -> Path:
         return Path(root).expanduser()
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else Path.home() / ".cache" / "pixelpart"
+
+
+def find_files(root: Root, layouts: Mapping[str, Sequence[str]]) -> tuple[Path, list[Path]] | None:
+    """The first folder of `layouts` that is under `root`, or is `root`, and its files; UserError if one is missing."""
+    base = home(root)
+    folders = [base] if base.name in layouts else [base / name for name in layouts]
+    if (folder := next((folder for folder in folders if folder.is_dir()), None)) is None:
+        return None
+    paths = [folder / name for name in layouts[folder.name]]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise UserError(f"{folder} lacks {', '.join(missing)}")
+    return folder, paths
 
 
 @dataclass(frozen=True)
