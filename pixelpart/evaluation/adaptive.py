@@ -13,11 +13,10 @@ from torch import Tensor
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import project
 from pixelpart.attacks.pgd import signed_step
-from pixelpart.config import Config, MaskConfig
+from pixelpart.config import MaskConfig
 from pixelpart.evaluation.attack_spec import EPS_LOW, INSIDE, THROUGH_MASK, WAYS, AttackSpec
-from pixelpart.evaluation.explain import heat_and_budget, is_high
-from pixelpart.evaluation.image_set import ImageSet, start_images
-from pixelpart.evaluation.validate import errs_inside
+from pixelpart.evaluation.explain import heat_and_budget
+from pixelpart.evaluation.images import ImageSet, errs_inside, start_images
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, Flags, Images, Labels, Model
 
@@ -29,8 +28,7 @@ def check_mask(model: Classifier, pictures: ImageSet, mask: MaskConfig) -> None:
 
 def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tensor:
     """Where the mask of these images is high: bool (b, 1 or 3, h, w)."""
-    levels = Config(eps=1.0, eps_low=0.0, mask=mask)
-    return is_high(heat_and_budget(model, x, y, levels)[1], levels)
+    return heat_and_budget(model, x, y, mask, eps=1.0, eps_low=0.0)[1] >= 0.5
 
 
 def try_adaptive(
@@ -47,7 +45,7 @@ def _through_mask(
 ) -> Flags:
     """PGD or MMA within eps where the clean image's mask is high, and within EPS_LOW elsewhere."""
     assert spec.mask is not None
-    _, budget = heat_and_budget(model, x, y, Config(eps=spec.eps, eps_low=EPS_LOW, mask=spec.mask))
+    _, budget = heat_and_budget(model, x, y, spec.mask, eps=spec.eps, eps_low=EPS_LOW)
     kind = THROUGH_MASK[spec.kind]
     start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
     x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)

@@ -163,7 +163,7 @@ def choices() -> str:
 
 
 def fit(spec: AttackSpec, target: Target, classes: int, say: Callable[[str], None]) -> AttackSpec:
-    """The attack for this model and these images: precision, mask, and the searches possible with so many classes.
+    """The attack for this model and these images: precision, mask, and the searches that its classes allow.
 
     A UserError if no search is possible, or if an l2 or l1 ball contains all images.
     """
@@ -205,5 +205,5 @@ def in_range(what: str, value: Any, *, most: float = 1) -> float:
     if not 0 < number <= most:
         hint = f"; {number:g} of 255 levels is {number:g}/255" if most == 1 and 1 < number <= 255 else ""
         limit = f" and at most {most:g}" if most < math.inf else ""
-        raise UserError(f"{what} {number:g} is not above 0{limit}{hint}")
+        raise UserError(f"{what} {number:g} is out of range: choose a number above 0{limit}{hint}")
     return number

@@ -19,12 +19,11 @@ from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.data.corruptions.source import CorruptionSource, Facts, check_names, open_source
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet, check_counts, check_model
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
 from pixelpart.evaluation.store import ResultKey, ResultStore, hash_json
 from pixelpart.evaluation.target import Target, load_target
-from pixelpart.evaluation.validate import check_counts, check_model
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.progress import Progress, silent

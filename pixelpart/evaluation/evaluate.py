@@ -12,11 +12,11 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation.adaptive import check_mask
 from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
 from pixelpart.evaluation.checks import sanity
+from pixelpart.evaluation.images import check_counts, check_gradient, check_model
 from pixelpart.evaluation.measure import clean_logits, measure
 from pixelpart.evaluation.result import Outcome, Result
 from pixelpart.evaluation.store import ResultKey, ResultStore
 from pixelpart.evaluation.target import load_target
-from pixelpart.evaluation.validate import check_counts, check_gradient, check_model
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.progress import Progress, silent

@@ -11,11 +11,10 @@ from torch import Tensor
 from pixelpart import data as sets
 from pixelpart import masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config
+from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig
 from pixelpart.errors import UserError
-from pixelpart.evaluation.image_set import ImageSet, start_images
+from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
-from pixelpart.evaluation.validate import logits_of
 from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run
@@ -58,7 +57,7 @@ def explain(
     index = spread_over_classes(target.pictures.labels, n)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
         x, y = target.pictures.take(index)
-        heat, budget = heat_and_budget(model, x, y, config)
+        heat, budget = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
         start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
         x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
         predictions = zip(_predictions(model, x), _predictions(model, x_adv), strict=True)
@@ -91,13 +90,14 @@ def spread_over_classes(labels: Labels, n: int) -> Tensor:
     return order[rank.argsort(stable=True)][:n]
 
 
-def heat_and_budget(model: Classifier, x: Images, y: Labels, config: Config) -> tuple[Heatmap, BudgetMap]:
-    """The run's heat map of each image and the budget of its rule; eps everywhere without a rule."""
-    mask = config.mask
+def heat_and_budget(
+    model: Classifier, x: Images, y: Labels, mask: MaskConfig, *, eps: float, eps_low: float
+) -> tuple[Heatmap, BudgetMap]:
+    """The mask's heat map of each image and the budget of its rule; eps everywhere without a rule."""
     heat = masks.heatmap(model, x, method=mask.cam, target=y if mask.target == "label" else None, layer=mask.layer)
     if mask.rule == "none":
-        return heat, torch.full_like(heat, config.eps)[:, None]
-    return heat, masks.budget(heat, eps=config.eps, eps_low=config.eps_low, rule=mask.rule)
+        return heat, torch.full_like(heat, eps)[:, None]
+    return heat, masks.budget(heat, eps=eps, eps_low=eps_low, rule=mask.rule)
 
 
 def is_high(budget: BudgetMap, config: Config) -> Tensor:
@@ -114,7 +114,7 @@ def object_shares(
     heat_on, heat_all, high_on, high_all, area_on, area_all = (0.0,) * 6
     for index in torch.arange(min(len(object_masks), len(pictures))).split(batch_size):
         x, y = pictures.take(index)
-        heat, budget = heat_and_budget(model, x, y, config)
+        heat, budget = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
         alive = ~masks.dead(heat)
         heat, top = heat[alive].double(), is_high(budget, config)[alive]
         inside = object_masks[index].to(x.device)[alive]

@@ -19,9 +19,8 @@ from pixelpart.attacks.autoattack import Try, run_searches
 from pixelpart.attacks.search import budget_per_sample, is_correct
 from pixelpart.evaluation.adaptive import try_adaptive
 from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, AttackSpec
-from pixelpart.evaluation.image_set import ImageSet, start_images
+from pixelpart.evaluation.images import ImageSet, errs_inside, logits_of, start_images
 from pixelpart.evaluation.reference import under_reference
-from pixelpart.evaluation.validate import errs_inside, logits_of
 from pixelpart.runtime.progress import Progress, silent
 from pixelpart.runtime.world import World
 from pixelpart.types import Flags, Images, Labels, Logits, Model

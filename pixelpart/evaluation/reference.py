@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.validate import errs_inside, logits_of
+from pixelpart.evaluation.images import ImageSet, errs_inside, logits_of
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.types import Flags
 

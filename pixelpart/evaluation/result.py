@@ -66,13 +66,13 @@ class Result:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
 
     def __str__(self) -> str:
-        """One line per attack, with its seconds or "kept", and a star if there are warnings; then the warnings."""
+        """One line per attack, with its seconds or "reused", and a star if there are warnings; then the warnings."""
         lines: list[str] = []
         width = max([12, *map(len, self.outcomes)])
         warned: dict[str, list[str]] = {}
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
-            spent = "kept" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
+            spent = "reused" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
             numbers = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
             line = f"{name:<{width}} {numbers}  {spent:>9}"
             lines.append(f"{line} *" if outcome.warnings else line)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.sanity import TRAIN_MODE
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.partial import PartialResult, agree
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
 from pixelpart.evaluation.statistics import wilson

@@ -15,7 +15,7 @@ from pixelpart.config import Config, data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 from pixelpart.runs import Facts, Run, config_of, load_model
 from pixelpart.runtime import usercode
 from pixelpart.runtime.device import choose_device

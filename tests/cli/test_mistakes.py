@@ -49,7 +49,7 @@ def test_mistake_is_one_line_and_writes_nothing(args, message, capsys, tmp_path,
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--eps", "0"], "eps 0 is not above 0"),
+        (["--eps", "0"], "eps 0 is out of range: choose a number above 0"),
         (["--eps", "8"], "8/255"),
         (["--images", "161"], "images 161 is more than the 160 available"),
         (["--checkpoint", "epoch-7"], "no checkpoint 'epoch-7' in"),

@@ -15,7 +15,7 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import adaptive
 from pixelpart.evaluation.attack_spec import WAYS, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.image_set import ImageSet, start_images
+from pixelpart.evaluation.images import ImageSet, start_images
 from pixelpart.evaluation.measure import clean_logits, measure
 
 HIGH, LOW = 12 / 255, 8 / 255

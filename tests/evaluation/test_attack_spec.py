@@ -13,7 +13,7 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import reference
 from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, choices, fit, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.store import hash_json
 from pixelpart.evaluation.target import Target
 
@@ -82,9 +82,9 @@ def test_an_unknown_attack_is_reported_with_the_choices(name):
         ("natural@8/255", "natural changes no pixel and takes no eps"),
         ("pgd20@", "'' is not a number or a fraction"),
         ("pgd20@1/0", "'1/0' is not a number or a fraction"),
-        ("pgd20@8", "pgd20's eps 8 is not above 0 and at most 1; 8 of 255 levels is 8/255"),
-        ("pgd20@0", "pgd20's eps 0 is not above 0"),
-        ("apgd-l1@-1", "apgd-l1's eps -1 is not above 0$"),
+        ("pgd20@8", "pgd20's eps 8 is out of range: choose a number above 0 and at most 1; 8 of 255 levels is 8/255"),
+        ("pgd20@0", "pgd20's eps 0 is out of range: choose a number above 0"),
+        ("apgd-l1@-1", "apgd-l1's eps -1 is out of range: choose a number above 0$"),
         ("apgd-l2@nan", "'nan' is not a finite number"),
         ("adaptive-mma20@16/255", "adaptive-mma20 takes no eps; the paper fixes its budget, 12/255 and 8/255"),
     ],
@@ -98,8 +98,8 @@ def test_a_wrong_eps_in_a_name_is_reported(name, message):
     ("change", "message"),
     [
         *(({"eps": eps}, "one number for all pixels") for eps in (torch.full((1, 1, 6, 6), 0.03), "8/255", None, True)),
-        *(({"eps": eps}, "eps .* is not above 0 and at most 1") for eps in (0, -0.1, 1.01, 8, math.nan, math.inf)),
-        ({"step_size": 0}, "step_size 0 is not above 0"),
+        *(({"eps": eps}, "eps .* is out of range: .*at most 1") for eps in (0, -0.1, 1.01, 8, math.nan, math.inf)),
+        ({"step_size": 0}, "step_size 0 is out of range"),
         ({"search": "fp16"}, "unknown search 'fp16'; choose from auto, bf16, fp32"),
         ({"engine": "theirs"}, "unknown engine 'theirs'; choose from own, reference"),
     ],
@@ -111,7 +111,7 @@ def test_wrong_settings_are_reported(change, message):
 
 @pytest.mark.parametrize(("name", "most"), [("apgd-ce-l2", 10.3923), ("apgd-ce-l1", 108)])
 def test_a_ball_that_contains_all_images_is_refused(name, most):
-    with pytest.raises(UserError, match=rf"{name}'s eps 109 is not above 0 and at most {most}"):
+    with pytest.raises(UserError, match=rf"{name}'s eps 109 is out of range: .* at most {most}"):
         fitted(f"{name}@109")
 
 

@@ -10,7 +10,7 @@ from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain, heat_and_budget, is_high, object_shares, spread_over_classes
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 
 
 def test_images_are_the_first_of_every_class_then_the_second():
@@ -65,7 +65,7 @@ def test_without_a_rule_the_budget_is_eps_everywhere(make_run):
 def test_the_map_explains_the_class_that_the_config_names(run):
     x, y = (part[:4] for part in data.load("shapes", split="test"))
     config = Config(dataset="shapes", mask={"rule": "mean", "target": "label", "cam": "layercam"})
-    heat, _ = heat_and_budget(run.model, x.float() / 255, y, config)
+    heat, _ = heat_and_budget(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
     assert heat.equal(masks.heatmap(run.model, x.float() / 255, method="layercam", target=y))
 
 

@@ -18,9 +18,8 @@ from pixelpart.evaluation import measure as measure_module
 from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.image_set import ImageSet, start_images, start_noise
+from pixelpart.evaluation.images import ImageSet, errs_inside, start_images, start_noise
 from pixelpart.evaluation.measure import clean_logits, measure, natural
-from pixelpart.evaluation.validate import errs_inside
 from pixelpart.view.borrow import FrozenView
 from searches import CPU, EPS, plane_truth, short
 
@@ -210,7 +209,7 @@ def test_nan_during_an_attack_is_an_error_and_not_a_robust_sample(net, labelled,
             new = ~(x.detach().flatten(1)[:, None] == labelled[0].flatten(1)).all(2).any(1)
             return net(x) + torch.where(new, torch.nan, 0.0)[:, None]
 
-    monkeypatch.setattr("pixelpart.evaluation.validate.DEFAULT_EPS", 0.0)  # the probes' noise moves images too
+    monkeypatch.setattr("pixelpart.evaluation.images.DEFAULT_EPS", 0.0)  # the probes' noise moves images too
     monkeypatch.setattr(sanity, "scale_warnings", lambda *_: [])
     with pytest.raises(UserError, match="the model returned NaN or infinite logits"):
         evaluate(NaNElsewhere().eval(), data=labelled, attacks=attack, eps=EPS, step_size=0.01)

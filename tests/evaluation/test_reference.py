@@ -17,7 +17,7 @@ from pixelpart.attacks.apgd import apgd_search
 from pixelpart.errors import UserError
 from pixelpart.evaluation import reference
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.reference import build, under_reference
 from searches import short
 

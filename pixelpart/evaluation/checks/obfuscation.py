@@ -20,11 +20,10 @@ from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
 from pixelpart.evaluation.checks import behaviours, sanity
 from pixelpart.evaluation.checks.behaviours import EXPECTED, STEPS, SUSPICIOUS, BehaviourResult, CheckedModel
 from pixelpart.evaluation.checks.surrogate import MAX_TRAINING_IMAGES, train_surrogate
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet, check_counts, check_gradient, check_model
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.partial import agree
 from pixelpart.evaluation.target import GIVEN, Target, load_target
-from pixelpart.evaluation.validate import check_counts, check_gradient, check_model
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32

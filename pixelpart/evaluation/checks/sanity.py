@@ -15,8 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from pixelpart import losses
 from pixelpart.attacks.search import has_no_direction
 from pixelpart.config import write_fraction
-from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.validate import logits_of
+from pixelpart.evaluation.images import ImageSet, logits_of
 from pixelpart.types import Flags, Images, Labels, Logits, Model, PerSample
 
 if TYPE_CHECKING:

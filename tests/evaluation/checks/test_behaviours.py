@@ -6,7 +6,7 @@ from torch import nn
 
 from pixelpart.evaluation.checks import behaviours
 from pixelpart.evaluation.checks.behaviours import EXPECTED, SUSPICIOUS, CheckedModel
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 
 
 class Scripted(CheckedModel):

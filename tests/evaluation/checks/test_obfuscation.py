@@ -17,8 +17,7 @@ from pixelpart.evaluation import store
 from pixelpart.evaluation.checks import obfuscation, sanity
 from pixelpart.evaluation.checks.behaviours import EXPECTED, SKIPPED, SUSPICIOUS
 from pixelpart.evaluation.checks.obfuscation import check
-from pixelpart.evaluation.image_set import ImageSet
-from pixelpart.evaluation.validate import check_model
+from pixelpart.evaluation.images import ImageSet, check_model
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run, save_checkpoint
 

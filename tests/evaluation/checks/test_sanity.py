@@ -7,7 +7,7 @@ from torch import nn
 from pixelpart import data, models
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.image_set import ImageSet
+from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.result import Outcome, Result
 
 

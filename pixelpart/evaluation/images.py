@@ -1,29 +1,40 @@
-"""Checks that a model can be evaluated at all, and the verdict on one adversarial image."""
+"""The images of an evaluation by sample number, the model's logits of them, and what counts as broken."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pixelpart import losses
-from pixelpart.attacks.ball import inside, start_point
+from pixelpart import draws, losses
+from pixelpart.attacks import ATTACKS
+from pixelpart.attacks.ball import draw_noise, inside, start_point
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED
-from pixelpart.data import check_labels
+from pixelpart.data import as_float, check_labels
 from pixelpart.errors import UserError
-from pixelpart.evaluation.image_set import ImageSet, start_noise
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
 PROBES = 8  # images whose logits are part of a result's key, and on which the model is checked
 
 
-def check_counts(**counts: int | None) -> None:
-    """A UserError that names the first argument that is given and not a positive integer."""
-    for name, count in counts.items():
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise UserError(f"{name} {count!r} is not a whole number above 0")
+@dataclass(frozen=True)
+class ImageSet:
+    """Images, uint8 or in [0,1], their labels, and the device that they are attacked on."""
 
+    images: Tensor
+    labels: Tensor
+    device: torch.device
 
-def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: Budget) -> Flags:
-    """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
-    return (logits_of(model, x_adv).argmax(1) != y) & inside(x_adv, x, eps)
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, index: Tensor) -> tuple[Images, Labels]:
+        """Images as fp32 in [0,1] and labels of these sample numbers, on the device."""
+        x, y = self.images[index].to(self.device), self.labels[index].to(self.device)
+        return (as_float(x) if x.dtype == torch.uint8 else x.float()), y.long()
+
+    def first(self, count: int) -> tuple[Images, Labels]:
+        """The first `count` images and labels, or all if there are fewer."""
+        return self.take(torch.arange(min(count, len(self))))
 
 
 @torch.no_grad()
@@ -36,6 +47,43 @@ def logits_of(model: Model, x: Images) -> Logits:
     if not logits.isfinite().all():
         raise UserError("the model returned NaN or infinite logits")
     return logits
+
+
+def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: Budget) -> Flags:
+    """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
+    return (logits_of(model, x_adv).argmax(1) != y) & inside(x_adv, x, eps)
+
+
+def start_images(index: Tensor, x: Images, eps: Budget, *, kind: str, steps: int, seed: int, restart: int) -> Tensor:
+    """Start images of one restart: shaped like x, or (starts, b, c, h, w) for an attack that takes several."""
+    starts = ATTACKS[kind].starts
+    numbers = range(restart * starts, (restart + 1) * starts)
+    noise = [start_noise(index, x, stream=f"attack/{kind}{steps}", seed=seed, number=number) for number in numbers]
+    images = [start_point(x, eps, part, kind="uniform") for part in noise]
+    return images[0] if starts == 1 else torch.stack(images)
+
+
+def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int) -> Images:
+    """Uniform noise in [-1,1] for an attack's start of this number.
+
+    The noise of a sample depends on its own number only, not on its batch, the other samples or the device.
+    """
+    like = torch.empty(1, *x.shape[1:], dtype=x.dtype)
+    rows = [
+        draw_noise(like, kind="uniform", generator=draws.generator(seed, stream, number, sample))
+        for sample in index.tolist()
+    ]
+    return torch.cat(rows).to(x.device)
+
+
+# -- checks before an evaluation
+
+
+def check_counts(**counts: int | None) -> None:
+    """A UserError that names the first argument that is given and not a positive integer."""
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UserError(f"{name} {count!r} is not a whole number above 0")
 
 
 def check_model(model: Model, pictures: ImageSet) -> Logits:
