@@ -19,13 +19,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"pixelpart {command}", description=description, allow_abbrev=False, formatter_class=HelpFormatter
         )
+        self._negative_number_matcher = re.compile(r"-[\d.]")  # -1/255 is a value too, not an option
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
     def parse_all(self, args: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments; UserError if any is left over."""
-        found, rest = self.parse_known_args(join_negatives(args))
+        found, rest = self.parse_known_args(args)
         if rest:
             name = rest[0].partition("=")[0]
             similar = difflib.get_close_matches(name, self._option_string_actions, n=3, cutoff=0.5)
@@ -42,17 +43,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         text = action.help or ""
         shown = action.option_strings and action.default not in (None, False, argparse.SUPPRESS)
         return f"{text} (default: %(default)s)" if shown and "(default:" not in text else text
-
-
-def join_negatives(args: Sequence[str]) -> list[str]:
-    """`--eps -1/255` as `--eps=-1/255`, so that argparse reads a value and not an option."""
-    joined: list[str] = []
-    for arg in args:
-        if re.match(r"-[\d.]", arg) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
-            joined[-1] += f"={arg}"
-        else:
-            joined.append(arg)
-    return joined
 
 
 # -- groups of arguments

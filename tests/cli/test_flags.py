@@ -3,7 +3,7 @@
 import pytest
 
 from pixelpart import recipes
-from pixelpart.cli.arguments import Parser, join_negatives
+from pixelpart.cli.arguments import Parser
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
 from pixelpart.config import flat
 from pixelpart.errors import UserError
@@ -69,9 +69,3 @@ def test_wrong_flag_is_a_user_error_of_one_line(part, args, message):
     with pytest.raises(UserError, match=message) as caught:
         read(part, *args)
     assert "\n" not in str(caught.value)
-
-
-def test_only_a_negative_number_is_joined_to_the_option_before_it():
-    assert join_negatives(["a", "--eps", "-1/255", "-h", "--x=1", "-2", "--y"]) == [
-        "a", "--eps=-1/255", "-h", "--x=1", "-2", "--y",
-    ]  # fmt: skip
