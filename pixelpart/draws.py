@@ -40,9 +40,9 @@ def hashed(keys: Keys, n: int, *, counter: int | Int[Tensor, " b"] = 0) -> Float
     return _shifted(bits, 40).float() * 2.0**-24
 
 
-def hashed_normal(keys: Keys, n: int, *, counter: int | Int[Tensor, " b"] = 0) -> Float[Tensor, "b {n}"]:
+def hashed_normal(keys: Keys, n: int) -> Float[Tensor, "b {n}"]:
     """n standard normal numbers for each key, by Box and Muller 1958: sqrt(-2 log(1 - u)) cos(2 pi v)."""
-    u, v = hashed(keys, 2 * n, counter=counter).chunk(2, dim=1)
+    u, v = hashed(keys, 2 * n).chunk(2, dim=1)
     return (-2 * (1 - u).log()).sqrt() * (2 * torch.pi * v).cos()
 
 

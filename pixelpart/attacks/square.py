@@ -12,8 +12,8 @@ from pixelpart.draws import Keys, hashed
 from pixelpart.errors import UserError
 from pixelpart.types import Budget, Images, Labels, Model
 
-FIRST_SHARE = 0.8
-HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # numbers of the last squares before the share is halved
+FIRST_SQUARES = (0, 11, 51, 201, 501, 1001, 2001, 4001, 6001, 8001)
+SCHEDULE = [(first, 0.8 / 2**halvings) for halvings, first in enumerate(FIRST_SQUARES)]  # shares of the image
 
 Schedule = list[tuple[int, float]]
 
@@ -25,7 +25,6 @@ def square(
     budget: Budget,
     *,
     queries: int = 5000,
-    rescale: bool = False,
     generator: torch.Generator | None = None,
 ) -> Images:
     """The images with the largest margin max_{k != y} z_k - z_y after `queries` random squares, kept if they raise it.
@@ -33,31 +32,16 @@ def square(
     It starts with vertical stripes, x +- budget, which take one more query. A square moves all its pixels by 2 budget,
     up or down by channel, and is projected back into the budget of x.
     """
-    return run_search(square_search(queries, rescale=rescale), model, x, y, budget, generator=generator)
+    return run_search(square_search(queries), model, x, y, budget, generator=generator)
 
 
-def square_search(queries: int = 5000, *, rescale: bool = False) -> Search:
-    """The search behind `square`; `rescale` stretches the schedule of sizes, made for 10,000 squares, to `queries`.
-
-    AutoAttack does not rescale.
-    """
+def square_search(queries: int = 5000) -> Search:
+    """The search behind `square`; the schedule of sizes is not stretched to `queries`, as in AutoAttack."""
     if queries < 0:
         raise UserError(f"queries {queries} must not be negative")
-    advance = partial(_advance, steps=queries + 1, schedule=schedule_of(queries, rescale=rescale))
+    schedule = [(first, share) for first, share in SCHEDULE if first < queries]
+    advance = partial(_advance, steps=queries + 1, schedule=schedule)
     return Search(_begin, advance, steps=queries + 1, leap=advance)
-
-
-def share_of(number: int, *, queries: int, rescale: bool) -> float:
-    """The share of the image that the square with this number (from 0) covers."""
-    if rescale:
-        number = int(number / queries * 10_000)
-    return FIRST_SHARE / 2 ** sum(number > last for last in HALVINGS)
-
-
-def schedule_of(queries: int, *, rescale: bool) -> Schedule:
-    """The numbers of the squares at which the share changes, each with its new share."""
-    shares = [share_of(number, queries=queries, rescale=rescale) for number in range(queries)]
-    return [(number, share) for number, share in enumerate(shares) if number == 0 or share != shares[number - 1]]
 
 
 def side_of(share: float, h: int, w: int) -> int:
@@ -93,8 +77,8 @@ def _with_square(state: State, step: Tensor, schedule: Schedule) -> Images:
     b, c, h, w = x.shape
     budget = state["budget"].expand(-1, -1, h, w)
     side = torch.zeros_like(step)
-    for number, share in schedule:
-        side = side.masked_fill(step > number, side_of(share, h, w))
+    for first, share in schedule:
+        side = side.masked_fill(step > first, side_of(share, h, w))
     drawn = hashed(state["key"], 2 + c, counter=step)
     # the last position, h - side, is never drawn; neither is it in the authors' code
     rows, columns = (_span(n, (drawn[:, i] * (n - side)).long(), side) for i, n in enumerate((h, w)))

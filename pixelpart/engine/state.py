@@ -1,7 +1,7 @@
 """What training changes: weights, optimiser state, averaged weights, and the sums behind a row of metrics."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from pixelpart.config import Config
 from pixelpart.data import of_config
 from pixelpart.engine.awp import perturbed
-from pixelpart.engine.distributed import average_in_place, means
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.views import choose_layout, make_views
 from pixelpart.models import Classifier
@@ -49,7 +48,8 @@ class TrainingState:
     def descend(self, loss_function: Callable[[], Tensor], *, n: int, awp: float = 0.0) -> Tensor:
         """Takes one optimiser step on the gradient at weights perturbed by `awp`, and returns the loss.
 
-        The loss is a mean over n images. Gradients are averaged over the images of all processes.
+        The loss is a mean over n images. Gradients are averaged over the images of all processes, so that their weights
+        stay equal. Batch norm normalises by a process's own slice; its running statistics are averaged.
         """
         self.optimizer.zero_grad()
         with perturbed(self.model, loss_function, gamma=awp, all_mean=lambda grads: means(grads, n, self.world)):
@@ -78,6 +78,22 @@ class TrainingState:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by its name in a checkpoint; the tensors themselves, no copies."""
         return self.weights() | state_of(self.optimizer, self.model) | {"tally": self.tally.sums}
+
+
+def means(tensors: Sequence[Tensor], n: int, world: World) -> Sequence[Tensor]:
+    """Each tensor's mean over the processes, weighted by their numbers of images, n in this process."""
+    if world.size == 1 or not tensors:
+        return tensors
+    parts = [n * tensor.flatten() for tensor in tensors]
+    *sums, images = world.total(torch.cat([*parts, parts[0].new_tensor([n])])).split([*map(len, parts), 1])
+    return [(part / images).view_as(tensor) for part, tensor in zip(sums, tensors, strict=True)]
+
+
+@torch.no_grad()
+def average_in_place(tensors: list[Tensor], n: int, world: World) -> None:
+    """Replaces each tensor by its mean over the processes."""
+    if world.size > 1 and tensors:
+        torch._foreach_copy_(tensors, list(means(tensors, n, world)))
 
 
 class WeightAverage:

@@ -123,19 +123,9 @@ def residual(
 
 
 @residual.register_fake
-def _(
-    x: Tensor,
-    first: Tensor,
-    first_bias: Tensor,
-    second: Tensor,
-    second_bias: Tensor,
-    shortcut: Tensor | None,
-    shortcut_bias: Tensor | None,
-    stride: int,
-    rectified: bool,
-    ready: bool,
-) -> tuple[Tensor, Tensor]:
-    inner = torch.empty_like(F.conv2d(x, first, first_bias, stride, 1))
+def _(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, second_bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    _, _, stride, *_ = rest
+    inner = torch.empty_like(F.conv2d(x, first, bias, stride, 1))
     return torch.empty_like(F.conv2d(inner, second, second_bias, 1, 1)), inner
 
 

@@ -5,7 +5,6 @@ and the logits; and `class_token`, whether the logits come from the first token 
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,14 +40,10 @@ def gradient_rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
         weights, logits = model.attentions(x.detach().requires_grad_())
         target = logits.argmax(1) if target is None else target
         grads = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), weights)
-    return _accumulated([F.relu(g * w.detach()).mean(1) for g, w in zip(grads, weights, strict=True)])
-
-
-def _accumulated(layers: Sequence[Tensor]) -> Tensor:
-    """(I + A_L) ... (I + A_1) - I, without ever adding I, next to which small entries would be rounded off."""
-    mixed = torch.zeros_like(layers[0])
-    for layer in layers:
-        mixed = mixed + layer + layer @ mixed
+    mixed = torch.zeros_like(weights[0][:, 0])
+    for grad, weight in zip(grads, weights, strict=True):
+        layer = F.relu(grad * weight.detach()).mean(1)
+        mixed = mixed + layer + layer @ mixed  # I is never added: next to it small entries would be rounded off
     return mixed
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pixelpart.attacks.square import schedule_of, share_of, side_of, square, square_search
+from pixelpart.attacks.square import side_of, square, square_search
 from pixelpart.draws import hashed
 from pixelpart.errors import UserError
 
@@ -18,9 +18,9 @@ def one_by_one(net):
     return lambda x: torch.cat([net.eval()(row[None]) for row in x])
 
 
-def states_of(net, x, y, budget, keys, queries, **options):
+def states_of(net, x, y, budget, keys, queries):
     """The states of the search: the initial one, and one after each step."""
-    search = square_search(queries, **options)
+    search = square_search(queries)
     states = [search.begin(x, y, budget, keys, y)]
     for _ in range(search.steps):
         states.append(search.advance(net, states[-1]))
@@ -35,18 +35,14 @@ def reference():
 # -- the schedule
 
 
-@pytest.mark.parametrize("rescale", [False, True])
 @pytest.mark.parametrize("queries", [1, 7, 1000, 5000, 12_000])
-def test_the_share_of_each_square_is_that_of_the_reference(queries, rescale, reference):
-    its = reference(None, n_queries=queries, p_init=0.8, resc_schedule=rescale)
-    expected = [its.p_selection(i) for i in range(queries)]
-    assert [share_of(i, queries=queries, rescale=rescale) for i in range(queries)] == expected
-    steps = dict(schedule_of(queries, rescale=rescale))
-    unrolled, share = [], math.nan
+def test_the_share_of_each_square_is_that_of_the_reference(queries, reference):
+    its = reference(None, n_queries=queries, p_init=0.8, resc_schedule=False)
+    steps = dict(square_search(queries).advance.keywords["schedule"])
+    share = math.nan
     for number in range(queries):
         share = steps.get(number, share)
-        unrolled.append(share)
-    assert unrolled == expected
+        assert share == its.p_selection(number)
 
 
 def test_the_defaults_are_those_of_autoattack():
@@ -87,15 +83,14 @@ def fed(reference, net, key, c, w, **options):
     return Fed(lambda x: visited.append(x.clone()) or net(x), **options), visited
 
 
-@pytest.mark.parametrize("rescale", [True, False])
-def test_visits_the_same_images_as_the_reference(rescale, make_net, make_batch, reference):
+def test_visits_the_same_images_as_the_reference(make_net, make_batch, reference):
     queries, eps = 60, 0.06
     net, (x, _, _) = one_by_one(make_net(size=8)), make_batch(8, size=8)
     y, ours, lengths = net(x).argmax(1), [], []
     everywhere = torch.full((8, 1, 1, 1), eps)
-    states = states_of(lambda z: ours.append(z) or net(z), x, y, everywhere, KEYS, queries, rescale=rescale)
+    states = states_of(lambda z: ours.append(z) or net(z), x, y, everywhere, KEYS, queries)
     for i in range(8):
-        settings = {"n_queries": queries, "eps": eps, "p_init": 0.8, "resc_schedule": rescale}
+        settings = {"n_queries": queries, "eps": eps, "p_init": 0.8, "resc_schedule": False}
         its, visited = fed(reference, net, KEYS[i : i + 1], 3, 8, **settings)
         its.init_hyperparam(x[i : i + 1])
         _, best = its.attack_single_run(x[i : i + 1].clone(), y[i : i + 1])
