@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -52,3 +54,31 @@ def make_batch():
 def short_versions(monkeypatch):
     monkeypatch.setitem(VERSIONS, "standard", short())
     monkeypatch.setitem(VERSIONS, "plus", short(restarts=2))
+
+
+@pytest.fixture
+def authors_apgd(monkeypatch):
+    """The authors' Auto-PGD in float64, from the start of a state or from its own.
+
+    In l1 it counts the pixels that a point changes. Here, as in ours, changes by rounding do not count.
+    """
+    autopgd = pytest.importorskip("pyautoattack.autopgd_base")
+    default = torch.get_default_dtype()
+
+    def run(net, x, y, budget, state, *, norm, kind, steps, start=True):
+        made = autopgd.APGDAttack_targeted if kind == "dlr-targeted" else autopgd.APGDAttack
+        attack = made(net, n_iter=steps, norm=norm.capitalize(), eps=budget, device=x.device)
+        attack.loss, attack.y_target = kind, state["target"]
+        attack.init_hyperparam(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            patch.setattr(autopgd, "L0_norm", lambda change: (change.abs() > 1e-6).flatten(1).sum(1))
+            torch.set_default_dtype(torch.float64)  # of its history
+            if norm != "l1" or steps < 3:
+                return attack.attack_single_run(x, y, x_init=state["point"] if start else None)
+            patch.setattr(torch, "randn_like", lambda _: state["point"] - x)
+            early = math.ceil(0.3 * steps)
+            return attack.decr_eps_pgd(x, y, [3 * budget, 2 * budget, budget], [early, early, steps - 2 * early])
+
+    yield run
+    torch.set_default_dtype(default)
