@@ -107,18 +107,6 @@ def test_the_draws_of_a_sample_depend_only_on_its_key_and_counter(order, n):
     assert torch.equal(draws.hashed(keys, 7, counter=70)[3], together[3])
 
 
-def test_keys_of_different_seeds_streams_samples_and_numbers_differ():
-    samples = torch.arange(1000)
-    made = [
-        draws.keys(seed, stream, samples, number)
-        for seed in (0, 1)
-        for stream in ("apgd", "apgd-t", "a")
-        for number in range(3)
-    ]
-    assert len(torch.cat(made).unique()) == 18_000
-    assert torch.equal(draws.keys(0, "a", samples), draws.keys(0, "a", samples, 0))
-
-
 def test_hashed_normals_are_normal_and_independent():
     numbers = draws.hashed_normal(draws.keys(0, "apgd", torch.arange(400)), 500)
     assert numbers.isfinite().all()

@@ -177,11 +177,6 @@ def test_tiny_budgets_stay_finite(make_net, make_batch):
 # -- classes and restarts
 
 
-def test_with_two_classes_targeted_and_untargeted_are_the_same(make_net, make_batch):
-    net, (x, y, budget) = make_net(2), make_batch(classes=2)
-    assert torch.equal(fab(net, x, y, budget, steps=5, targets=9), fab(net, x, y, budget, steps=5, targets=0))
-
-
 def test_the_first_restart_starts_at_x_and_later_ones_within_half_of_the_budget(make_net, make_batch):
     x, y, budget = make_batch()
     net = Recorded(make_net())
@@ -251,14 +246,3 @@ def test_the_change_to_a_hyperplane_equals_that_of_a_linear_program(seed, shares
             assert float(norm[i]) == pytest.approx(least, abs=1e-9)
             torch.testing.assert_close(norm[i], (d[i].abs() / share[i])[share[i] > 0].amax(), atol=1e-12, rtol=0)
     assert outcomes == {False, True}
-
-
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
-def test_with_equal_shares_it_is_the_projection_of_the_reference(dtype, atol, monkeypatch):
-    projections = pytest.importorskip("pyautoattack.fab_projections")
-    in_double(monkeypatch, dtype == torch.float64)
-    t, w, height, share = hyperplanes(3, rows=60, n=40, dtype=dtype, shares=False)
-    d, norm = to_hyperplane(t, w, height, share)
-    expected = projections.projection_linf(t, w, (w * t).sum(1) - height)
-    torch.testing.assert_close(d, expected, atol=atol, rtol=0)
-    torch.testing.assert_close(norm, expected.abs().amax(1), atol=atol, rtol=0)

@@ -42,22 +42,17 @@ def test_a_run_writes_metrics_checkpoints_and_a_log(small, quiet, tmp_path):
     assert "3 epochs of 4 steps on cpu, uncompiled" in log_of(run)
 
 
-def test_a_finished_run_is_left_unchanged(small, quiet, tmp_path):
-    config = small("at", epochs=1)
-    run = train(config, tmp_path / "run", screen=quiet)
-    before = files_of(run), run.metrics
-    train(config, tmp_path / "run", screen=quiet)
-    assert (files_of(run), run.metrics) == before
-    assert "is finished" in log_of(run)
-
-
-def test_equal_configs_give_equal_bytes_and_another_seed_does_not(small, quiet, tmp_path):
+def test_equal_configs_give_equal_bytes_and_a_finished_run_is_left_unchanged(small, quiet, tmp_path):
     a, b, c = (
-        train(small("at", epochs=1, seed=s), tmp_path / name, screen=quiet)
-        for s, name in ((0, "a"), (0, "b"), (1, "c"))
+        train(small("at", epochs=1, seed=seed), tmp_path / name, screen=quiet)
+        for seed, name in ((0, "a"), (0, "b"), (1, "c"))
     )
     assert files_of(a) == files_of(b)
     assert files_of(a)["last"] != files_of(c)["last"]
+    metrics = a.metrics
+    train(a.config, a.dir, screen=quiet)
+    assert (files_of(a), a.metrics) == (files_of(b), metrics)
+    assert "is finished" in log_of(a)
 
 
 # -- the best checkpoint
