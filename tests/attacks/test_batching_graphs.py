@@ -157,17 +157,6 @@ def no_capture(work):
     raise RuntimeError("operation not permitted when stream is capturing\nand more lines")
 
 
-def test_a_failed_capture_is_reported_once_and_the_search_goes_on(monkeypatch):
-    monkeypatch.setattr(capture, "record", no_capture)
-    said = []
-    broken, toy = by_graph(41, FOUND, FOUND, tries_of(7, 3), 4, said.append)
-    assert broken == {one[0] for one in FOUND}
-    assert said == [
-        "CUDA graph capture of the search failed; it runs without: operation not permitted when stream is capturing"
-    ]
-    assert max(map(len, toy.rows)) <= 4
-
-
 def test_a_capture_that_fails_late_goes_on_from_its_state(captures, monkeypatch):
     """The first size is captured, the next one is not."""
     monkeypatch.setattr(batching, "GRAPH_COST", 0)
@@ -177,4 +166,6 @@ def test_a_capture_that_fails_late_goes_on_from_its_state(captures, monkeypatch)
     broken, toy = by_graph(64, found, found, tries_of(64, 1), 64, said.append)
     assert broken == set(range(64))
     assert dict(toy.settled) == {(sample, 0): True for sample in range(64)}
-    assert len(said) == 1
+    assert said == [
+        "CUDA graph capture of the search failed; it runs without: operation not permitted when stream is capturing"
+    ]

@@ -47,12 +47,6 @@ def test_with_two_classes_it_is_margin_pgd(make_net, make_batch):
     assert torch.equal(mma(net, x, y, budget, **settings), pgd(net, x, y, budget, loss="margin", **settings))
 
 
-def test_more_targets_than_wrong_classes_use_all_of_them(make_net, make_batch):
-    net, (x, y, budget) = make_net(3), make_batch(24, classes=3)
-    settings = {"step_size": 0.02, "steps": 4}
-    assert torch.equal(mma(net, x, y, budget, targets=9, **settings), mma(net, x, y, budget, targets=2, **settings))
-
-
 @pytest.mark.parametrize("kind", ["uniform", "normal", "none"])
 def test_start_tensors_equal_the_named_start(kind, make_net, make_batch):
     net, (x, y, budget) = make_net(), make_batch(24)

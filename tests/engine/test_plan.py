@@ -87,14 +87,6 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
     assert not any(plan("at", mask={"every": 1}).renews_maps(epoch) for epoch in range(12))
 
 
-@pytest.mark.parametrize(
-    ("method", "every", "needed"),
-    [("at", 0, False), ("trades", 0, True), ("part", 0, True), ("part", 1, False), ("part-t", 1, True)],
-)
-def test_a_clean_pass_is_made_only_for_fresh_maps_and_for_kl(method, every, needed):
-    assert plan(method, mask={"every": every} if method.startswith("part") else {}).main.needs_clean_pass is needed
-
-
 @pytest.mark.parametrize("method", ["at", "part"])
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -1,6 +1,5 @@
-"""Class activation maps by hand, against a loop over positions, and against torchcam."""
+"""Class activation maps by hand and against torchcam."""
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -101,43 +100,6 @@ def test_maps_before_pooling_by_hand(method: str, target: int, expected: list[li
 def test_maps_through_a_square_by_hand(method: str, expected: list[list[float]]) -> None:
     cam = masks.cam(ByHand(pooled=False), PIXELS, torch.tensor([0]), method=method)
     torch.testing.assert_close(cam, torch.tensor([expected]))
-
-
-def naive(model: Net, image: Tensor, target: int, method: str, layer: str) -> np.ndarray:
-    """One image, one channel and one position at a time, in float64."""
-    model = copy.deepcopy(model).double().eval()
-    if layer == "layer1":
-        acts = model.layer1(image[None]).detach().requires_grad_()
-        score = model.head(model.layer2(acts.relu()))[0, target]
-    else:
-        acts = model.features(image[None]).detach().requires_grad_()
-        score = model.head(acts)[0, target]
-    score.backward()
-    assert acts.grad is not None
-    a, g = acts.detach().numpy()[0], acts.grad.numpy()[0]
-    cam = np.zeros(a.shape[1:])
-    for channel in range(len(a)):
-        for i in range(a.shape[1]):
-            for j in range(a.shape[2]):
-                if method == "gradcam":
-                    weight = g[channel].sum() / g[channel].size
-                elif method == "xgradcam":
-                    weight = (g[channel] * a[channel]).sum() / a[channel].sum() if a[channel].any() else 0.0
-                else:
-                    weight = max(g[channel, i, j], 0.0)
-                cam[i, j] += weight * a[channel, i, j]
-    return np.maximum(cam, 0)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("pooled", [True, False])
-@pytest.mark.parametrize("layer", ["features", "layer1"])
-def test_maps_equal_a_loop_over_images_in_float64(method: str, pooled: bool, layer: str) -> None:
-    model, x = Net(pooled=pooled), images(dtype=torch.float64)
-    expected = np.stack([naive(model, image, int(t), method, layer) for image, t in zip(x, TARGET, strict=True)])
-    assert expected.max() > 0
-    cam = masks.cam(model.double(), x, TARGET, method=method, layer=layer)
-    np.testing.assert_allclose(cam.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)

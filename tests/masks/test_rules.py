@@ -46,14 +46,6 @@ def test_quantile_keeps_eps_strictly_above_it() -> None:
     assert high(torch.tensor([[[0.0, 0, 0], [0, 0, 0.1]]]), "quantile") == [[0, 0, 0], [0, 0, 1]]
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 0.5, 0.73, 0.99])
-def test_quantile_equals_numpys(q: float) -> None:
-    heat = torch.rand(5, 6, 7, generator=torch.Generator().manual_seed(0))
-    limits = np.quantile(heat.numpy().astype(np.float64), q, axis=(1, 2))
-    expected = heat.double() > torch.tensor(limits)[:, None, None] + 1e-7
-    assert torch.equal(rules.above_quantile(heat, q=q)[:, 0] == 1, expected)
-
-
 def test_soft_grows_with_heat_and_is_halfway_at_the_mean() -> None:
     budget = masks.budget(HEAT, eps=0.8, eps_low=0.2, rule="soft")
     w = [[0, 0.5, 1], [1.25, 2.5, 0.75]]
