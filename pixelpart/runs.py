@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pixelpart.models import Classifier
 
+UNFINISHED = (".lock", ".config.json.partial")  # what a run killed at its very start leaves
 EVAL_SCHEMA = 1  # layout of eval.json
 EXPLAIN_SCHEMA = 1  # layout of explain.json
 MetricsRow = dict[str, Any]  # one line of metrics.jsonl
@@ -133,7 +134,7 @@ class RunFolder:
                     f"{self.path} holds a run with another config ({'; '.join(differing)}); choose another --out"
                 )
         elif self.path.exists() and (
-            not self.path.is_dir() or any(entry.name != ".lock" for entry in self.path.iterdir())
+            not self.path.is_dir() or any(entry.name not in UNFINISHED for entry in self.path.iterdir())
         ):
             raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
 

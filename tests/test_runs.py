@@ -113,6 +113,12 @@ def test_config_is_written_once_and_another_is_refused_with_the_fields_that_diff
     assert folder.read_config() == Config(seed=4)
 
 
+def test_a_run_killed_while_it_wrote_its_config_can_start_again(tmp_path):
+    for name in (".lock", ".config.json.partial"):
+        (tmp_path / name).touch()
+    RunFolder(tmp_path).check_config(Config())
+
+
 def test_folder_that_is_not_a_run_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="not empty and not a run folder"):

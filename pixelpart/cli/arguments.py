@@ -11,6 +11,12 @@ from typing import Any, NoReturn
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, parse_fraction, write_fraction
 from pixelpart.errors import UserError
 
+NOT_STORED = "these results are not stored; --out FOLDER stores them (with --name NAME if MODEL is not a checkpoint)"
+
+
+class HelpShown(Exception):
+    """--help has been printed. Not SystemExit, which user code can raise too."""
+
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are UserErrors of one line, with similar options where an option is unknown."""
@@ -23,6 +29,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise HelpShown
 
     def parse_all(self, args: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments; UserError if any is left over."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pixelpart.cli.arguments import (
+    NOT_STORED,
     Parser,
     add_name,
     add_output,
@@ -43,4 +44,4 @@ def corruptions(args: list[str]) -> None:
         )  # fmt: skip
     print_result(result, as_json=found.json)
     if result.clean.entry["flags"] is None:
-        screen.say("these results are not stored; store them with --out FOLDER --name NAME")
+        screen.say(NOT_STORED)

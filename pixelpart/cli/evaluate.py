@@ -5,6 +5,7 @@ import json
 import os
 
 from pixelpart.cli.arguments import (
+    NOT_STORED,
     Parser,
     add_attack_settings,
     add_name,
@@ -80,4 +81,4 @@ def evaluate_in_process(found: argparse.Namespace) -> None:
         return
     print(json.dumps(result.entries, indent=2) if found.json else result)
     if any(entry["flags"] is None for entry in result.entries):
-        screen.say("these results are not stored; store them with --out FOLDER --name NAME")
+        screen.say(NOT_STORED)

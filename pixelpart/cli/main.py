@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pixelpart import __version__
+from pixelpart.cli.arguments import HelpShown
 from pixelpart.cli.bench import bench
 from pixelpart.cli.check import check
 from pixelpart.cli.compare import compare
@@ -41,12 +42,15 @@ def main(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     code = None
     try:
-        with contextlib.suppress(SystemExit):  # raised by argparse after --help
+        with contextlib.suppress(HelpShown):
             code = run_command(args)
         print(end="", flush=True)  # now, because a BrokenPipeError at exit cannot be caught
         return code or 0
     except KeyboardInterrupt:
         return 130
+    except SystemExit as error:
+        print(f"pixelpart: user code called sys.exit({error.code!r}) during the command", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -5,6 +5,7 @@ Loading such a file can run code that it contains: like `module:function`, it is
 
 import logging
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,9 @@ def load_archive(path: Path, *, device: torch.device) -> nn.Module:
         raise UserError(f"no file {path}")
     with _quiet():
         try:
+            with zipfile.ZipFile(path) as archive:
+                if (member := archive.testzip()) is not None:  # torch.export.load does not check this
+                    raise ValueError(f"checksum mismatch in {member}")
             program = move_to_device_pass(torch.export.load(path), str(device))
         except Exception as error:  # torch raises many types, and logs the reason
             raise UserError(

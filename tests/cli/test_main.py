@@ -47,6 +47,12 @@ def test_help_shows_defaults(capsys):
         assert f"(default: {default})" in text
 
 
+def test_user_code_that_calls_sys_exit_is_a_fault_not_a_success(monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, "demo", lambda args: sys.exit(0))
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err == "pixelpart: user code called sys.exit(0) during the command\n"
+
+
 def test_module_runs_the_command_line():
     result = run_python("-m", "pixelpart", "train", "shapes-at", "--eps", "1/0")
     assert result.returncode == 2

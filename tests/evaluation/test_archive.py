@@ -103,6 +103,17 @@ def test_a_file_that_is_not_an_archive_is_refused_in_one_line(net, export, tmp_p
         load_archive(tmp_path / "nothing.pt2", device=CPU)
 
 
+def test_a_flipped_bit_in_a_weight_is_refused(net, export):
+    path = export(net)
+    weights = next(parameter for parameter in net.parameters()).detach().numpy().tobytes()[:16]
+    content = bytearray(path.read_bytes())
+    assert content.count(weights) == 1
+    content[content.index(weights)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is corrupt"):
+        load_archive(path, device=CPU)
+
+
 def test_an_archive_is_evaluated_like_its_model(net, pair, export, tmp_path):
     settings = {"attacks": ["natural", "pgd3", "mma3"], "eps": 0.03, "data": pair}
     path = str(export(net))
