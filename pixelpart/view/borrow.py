@@ -31,14 +31,14 @@ def borrowed(model: Any) -> Iterator[Any]:
             parameter.requires_grad_(requires_grad)
 
 
-class PooledLinear(NamedTuple):
+class LinearWeights(NamedTuple):
     """The weights of a linear layer after global average pooling."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-class Stage(NamedTuple):
+class FilledModule(NamedTuple):
     """Features or head of a classifier: a module, and the tensors to call it with."""
 
     structure: nn.Module
@@ -47,20 +47,20 @@ class Stage(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         return functional_call(self.structure, self.weights, (x,)) if self.weights else self.structure(x)
 
-    def bound(self) -> "Stage":
+    def bound(self) -> "FilledModule":
         """The same with the weights stored in a copy of the module, which is faster to call."""
         structure = copy.deepcopy(self.structure)
         structure.load_state_dict(self.weights, strict=False, assign=True)
-        return Stage(structure.requires_grad_(False), {})
+        return FilledModule(structure.requires_grad_(False), {})
 
 
 @dataclass(frozen=True)
 class FrozenView:
     """A classifier as an attack sees it: features, head and logits; its tensors have no gradient history."""
 
-    features: Stage
-    head: Stage
-    pooled_linear: PooledLinear | None
+    features: FilledModule
+    head: FilledModule
+    pooled_linear: LinearWeights | None
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.precision import PRECISIONS
-from pixelpart.view.borrow import FrozenView, PooledLinear, Stage
+from pixelpart.view.borrow import FilledModule, FrozenView, LinearWeights
 from pixelpart.view.capture import compiled
 from pixelpart.view.fold import Folds, fold_batch_norm, folded_weights
 from pixelpart.view.narrow import narrow, widen
@@ -111,8 +111,10 @@ class Folding:
         features, head = self._fill({name: tensor.detach() for name, tensor in tensors_of(model).items()})
         linear = getattr(model, "pooled_linear", None)
         if linear is not None:
-            linear = PooledLinear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
-        return FrozenView(Stage(self._features.structure, features), Stage(self._head.structure, head), linear)
+            linear = LinearWeights(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        return FrozenView(
+            FilledModule(self._features.structure, features), FilledModule(self._head.structure, head), linear
+        )
 
     def _fill_both(self, live: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return self._features.fill(live), self._head.fill(live)
@@ -203,5 +205,5 @@ class TrainingView:
     def __call__(self, x: Tensor) -> Tensor:
         live = tensors_of(self.model)
         for part in (self._features, self._head):
-            x = Stage(part.structure, part.fill(live))(x)
+            x = FilledModule(part.structure, part.fill(live))(x)
         return x
