@@ -14,6 +14,9 @@ from torch import Tensor
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose, unknown
+from pixelpart.masks.maps import cam as cam_of_images
+from pixelpart.masks.maps import features_cam, upscale
+from pixelpart.masks.rules import budget, dead, parse_rule
 from pixelpart.types import BudgetMap, Flags, Images, Labels, Logits, Map
 
 TARGETS = ("predicted", "label")
@@ -39,16 +42,16 @@ class BudgetPolicy:
         """
         target = y if self.of_label else logits.argmax(1)
         if self.layer == "features" and self.cam in masks.CAMS:
-            return masks.features_cam(view, acts, target, method=self.cam)
-        return masks.cam(model, x, target, method=self.cam, layer=self.layer)
+            return features_cam(view, acts, target, method=self.cam)
+        return cam_of_images(model, x, target, method=self.cam, layer=self.layer)
 
 
 def budget_of_maps(
     maps: Map, size: tuple[int, int], *, eps: float, eps_low: float, rule: str
 ) -> tuple[BudgetMap, Flags]:
     """The budget of each raw map at image size, and which of the maps are dead."""
-    heat = masks.upscale(maps, size)
-    return masks.budget(heat, eps=eps, eps_low=eps_low, rule=rule), masks.dead(heat)
+    heat = upscale(maps, size)
+    return budget(heat, eps=eps, eps_low=eps_low, rule=rule), dead(heat)
 
 
 def budget_policy(
@@ -68,7 +71,7 @@ def budget_policy(
         raise unknown("mask.target", target, TARGETS)
     if rule == "none":
         return None
-    masks.parse_rule(rule)
+    parse_rule(rule)
     if eps == 0:
         raise UserError("a mask needs eps above 0")
     return BudgetPolicy(
