@@ -22,11 +22,10 @@ from pixelpart.bench.timing import Bench, BenchReport, Timed, median_ratio, mill
 from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
-from pixelpart.engine.batch import step_batch
 from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
-from pixelpart.engine.step import Phase, StepBatch, train_step
+from pixelpart.engine.step import Phase, StepBatch, step_batch, train_step
 from pixelpart.models import Classifier
 from pixelpart.runs import build_model
 from pixelpart.types import Images

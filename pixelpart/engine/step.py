@@ -1,7 +1,7 @@
 """One iteration of pixel-reweighted adversarial training: the paper's Algorithm 3.
 
-Nothing here waits for the device, branches on the value of a tensor or draws a random number: all randomness arrives
-with the batch. The whole iteration can therefore be compiled and captured as it is.
+`train_step` does not wait for the device, branch on the value of a tensor or draw a random number: all draws are made
+before it, by `step_batch`. The whole iteration can therefore be compiled and captured as it is.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pixelpart.attacks.ball import start_point
+from pixelpart import draws
+from pixelpart.attacks.ball import draw_noise, start_point
+from pixelpart.config import Config
 from pixelpart.data import augment
+from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
 from pixelpart.masks import BudgetPolicy
@@ -68,6 +71,35 @@ class StepBatch:
     noise: Tensor  # start noise, with a leading dimension where an attack has several starts
     maps: Map | None = None  # stored raw maps
     budget_scale: BudgetMap | None = None  # factor on the budgets, only while eps ramps up
+
+
+def step_batch(
+    config: Config, phase: Phase, loader: Loader, maps: Tensor | None, *, epoch: int, step: int
+) -> StepBatch:
+    """The step's images with their draws, which are made for the global batch; each process takes its slice.
+
+    `maps` are the stored maps of all training images, if there are any.
+    """
+    batch = loader.batch(epoch, step)
+    n = loader.global_size(step)
+    mine = loader.world.share(n)
+
+    def generator(stream: str) -> torch.Generator:
+        return draws.generator(config.seed, stream, epoch, step, device=loader.device)
+
+    augmentation = augment.draw(config.augment, n, generator=generator("augment"))
+    starts = () if phase.attack.starts == 1 else (phase.attack.starts,)
+    like = batch.images.new_empty((*starts, n, *batch.images.shape[1:]))
+    noise = draw_noise(like, kind=phase.attack.start, generator=generator("start"))
+    scale = phase.budget_scale
+    return StepBatch(
+        batch.images,
+        batch.labels,
+        augmentation[mine],
+        noise[..., mine, :, :, :],
+        maps=maps[batch.index] if maps is not None and phase.mask is not None else None,
+        budget_scale=batch.images.new_full((len(batch.labels), 1, 1, 1), scale) if scale < 1 else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ import torch
 from pixelpart import draws
 from pixelpart.config import Config
 from pixelpart.engine import metrics, training_data
-from pixelpart.engine.batch import step_batch
 from pixelpart.engine.checkpoint import Position, RunCheckpoints
 from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.plan import Plan, build_plan
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.signals import stop_requests
 from pixelpart.engine.state import TrainingState
-from pixelpart.engine.step import train_step
+from pixelpart.engine.step import step_batch, train_step
 from pixelpart.engine.stored_maps import empty_maps, renew_maps
 from pixelpart.engine.views import trains_on_one_image
 from pixelpart.errors import Diverged, UserError

@@ -16,10 +16,9 @@ import torch
 from pixelpart import draws, recipes
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
-from pixelpart.engine.batch import step_batch
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
-from pixelpart.engine.step import train_step
+from pixelpart.engine.step import step_batch, train_step
 from pixelpart.engine.stored_maps import renew_maps
 from pixelpart.runtime.world import World
 
