@@ -163,7 +163,7 @@ def backward(
 ) -> Tensor:
     """where(rectified > 0, g + other + extra, 0) with g the input gradient of the convolution; g if rectified is None.
 
-    `extra` stands for the input gradient of a 1x1 convolution of the same stride. May raise Unsupported.
+    `extra` is the input gradient of a 1x1 convolution of the same stride. May raise Unsupported.
     """
     n, _, height, width = grad.shape
     shape = n, weight.shape[1], height * stride, width * stride
