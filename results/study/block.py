@@ -44,6 +44,7 @@ def main(runs: str, seed: str, *arms: str) -> None:
         )
         del run
         gc.collect()
+        torch._dynamo.reset()
         torch.cuda.empty_cache()
 
 
