@@ -48,6 +48,7 @@ ADDED = {  # fields added later: at these values they do not change a run's hash
     "optim.clip": 0.0,
     "awp.gamma": 0.0,
     "awp.after": 0,
+    "holdout_seed": "same",
 }
 
 DATA_LABEL = re.compile(r"(?P<name>folder:.+?|tinyimagenet)(?:@(?P<size>\d{1,5}))?(?P<skip_bad>\+skip-bad)?")
@@ -95,9 +96,11 @@ def write_fraction(value: float) -> float | str:
 
 Eps = Annotated[float, BeforeValidator(parse_fraction), PlainSerializer(write_fraction), Field(ge=0, le=1)]
 # tagged, so that a mistake is reported once and not for both alternatives
-SameOrEps = Annotated[
-    Annotated[Literal["same"], Tag("same")] | Annotated[Eps, Tag("number")],
-    Discriminator(lambda value: "same" if value == "same" else "number"),
+_SAME = Discriminator(lambda value: "same" if value == "same" else "number")
+SameOrEps = Annotated[Annotated[Literal["same"], Tag("same")] | Annotated[Eps, Tag("number")], _SAME]
+SameOrSeed = Annotated[
+    Annotated[Literal["same"], Tag("same")] | Annotated[int, Field(ge=0), Tag("number")],
+    _SAME,
 ]
 
 
@@ -194,6 +197,8 @@ class Config(Section):
     """none, crop-flip, crop-flip-cutout, crop-flip-cutmix or idbh"""
     holdout: int = Field(1024, ge=0)
     """training images held out to choose the best checkpoint; 0: none, and the last checkpoint is the best"""
+    holdout_seed: SameOrSeed = "same"
+    """seed that chooses the held-out images: same (as seed) or a number, so that runs of different seeds share them"""
     probe: int = Field(1024, ge=1)
     """training images, and test images if none are held out, that are evaluated after every epoch"""
     model: str = "resnet18"
@@ -268,6 +273,11 @@ class Config(Section):
             values |= {"size": 64, "num_classes": 200}
         values = _in_use(values)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def split_seed(self) -> int:
+        """The seed that chooses the held-out images."""
+        return self.seed if self.holdout_seed == "same" else self.holdout_seed
 
     @property
     def data_options(self) -> dict[str, Any]:

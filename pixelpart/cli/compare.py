@@ -18,6 +18,7 @@ def compare(args: list[str]) -> None:
         help="comma-separated; also corruptions, such as fog-3 (default: all attacks that every run was evaluated on)",
     )
     parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    parser.add_argument("--split", default="test", help="results on test or held-out images")
     parser.add_argument(
         "--calibrate",
         action="store_true",
@@ -41,7 +42,7 @@ def compare(args: list[str]) -> None:
         from pixelpart.evaluation.calibration import calibrate
 
         with Screen(quiet=found.quiet).bars("times") as move:
-            settings = {"attacks": attacks, "checkpoint": found.checkpoint} | simulated
+            settings = {"attacks": attacks, "checkpoint": found.checkpoint, "split": found.split} | simulated
             result = calibrate(found.runs, progress=move, **settings)
     else:
         if found.calibrate or not found.runs or not found.others:
@@ -51,5 +52,6 @@ def compare(args: list[str]) -> None:
         from pixelpart.evaluation.compare import compare as run_comparison
         from pixelpart.evaluation.compare import name_groups
 
-        result = run_comparison(name_groups(found.runs, found.others), attacks=attacks, checkpoint=found.checkpoint)
+        groups = name_groups(found.runs, found.others)
+        result = run_comparison(groups, attacks=attacks, checkpoint=found.checkpoint, split=found.split)
     print_result(result, as_json=found.json)

@@ -27,10 +27,16 @@ ATTACKS = (
 
 
 def evaluate(args: list[str]) -> int:
-    """Measures a model's accuracy on test images, clean and under attack."""
+    """Measures a model's accuracy on test or held-out images, clean and under attack."""
     parser = Parser("evaluate", evaluate.__doc__)
     add_target(parser, images="all")
     add_name(parser)
+    parser.add_argument(
+        "--split",
+        default="test",
+        help="images: test, or held-out, the training images that the run held out (which chose its best checkpoint, "
+        "but not its last)",
+    )
     parser.add_argument("--attacks", default=",".join(DEFAULT_ATTACKS), help=ATTACKS)
     add_attack_settings(parser, eps="largest change of a pixel (l_inf)", step_size="length of a step of an attack")
     parser.add_argument(
@@ -73,9 +79,9 @@ def evaluate_in_process(found: argparse.Namespace) -> None:
     with joined() as world, (screen := Screen(quiet=found.quiet or not world.leads)).bars("tries") as move:
         settings["device"] = found.device or local_device()
         result = run_evaluation(
-            found.model, attacks=found.attacks, eps=found.eps, step_size=found.step_size, seed=found.seed,
-            search=found.search, engine=found.engine, name=found.name, say=screen.say, progress=move, world=world,
-            **settings,
+            found.model, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
+            seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say, progress=move,
+            world=world, **settings,
         )  # fmt: skip
     if not world.leads:
         return

@@ -41,7 +41,7 @@ def load(
 ) -> tuple[Loader, Probes]:
     """The loader of the training images, and the probes by name: "train" and "held-out", else "test"."""
     images, labels = load_checked(config, "train", root, screen=screen)
-    kept, held = split_holdout(len(images), config.holdout, config.seed)
+    kept, held = split_holdout(len(images), config.holdout, config.split_seed)
     loader = Loader(
         images, labels, rows=kept, batch_size=config.batch_size, seed=config.seed, device=device, world=world
     )

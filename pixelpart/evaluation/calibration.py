@@ -154,6 +154,7 @@ def calibrate(
     *,
     attacks: Sequence[str] | None = None,
     checkpoint: str = "best",
+    split: str = "test",
     seeds: Sequence[int] = (1, 2, 3, 5, 8),
     repeats: int = 2000,
     seed: int = 0,
@@ -179,7 +180,7 @@ def calibrate(
         check_same_method(folders)
         if len(folders) < 2:
             raise UserError(f"{folders[0]} is a single run; give at least two runs of the method, or none")
-        results, _ = read_results(folders, attacks=attacks, checkpoint=checkpoint)
+        results, _ = read_results(folders, attacks=attacks, checkpoint=checkpoint, split=split)
         found = [(result.attack, result.flags) for result in results]
     cases = []
     for attack, flags in found:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from pixelpart.config import differing_fields, write_fraction
-from pixelpart.errors import UserError
+from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.result import Entry, FlagArray
 from pixelpart.evaluation.statistics import Difference, difference, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
+from pixelpart.evaluation.target import HELD_OUT, SPLITS
 from pixelpart.runs import RunFolder
 
 # fields that two results must share for their flags to be about the same images under the same attack
@@ -116,7 +117,8 @@ class Comparison:
         lines = [f"{name}: {', '.join(map(str, folders))}" for name, folders in self.groups.items()]
         lines += ["", *align_columns(cells), ""]
         several = "; ± is the standard deviation between seeds" if self.rows[0].sides[0].deviation is not None else ""
-        lines.append(f"{self.checkpoint} checkpoint; differences in percentage points, 95 % intervals{several}")
+        images = ", held-out images" if self.rows[0].conditions["split"] == HELD_OUT else ""
+        lines.append(f"{self.checkpoint} checkpoint{images}; differences in percentage points, 95 % intervals{several}")
         lines += [f"* {row.attack}: {warning}" for row in self.rows for warning in row.warnings]
         lines += [f"left out: {attack}, not in {_listed(folders)}" for attack, folders in self.left_out.items()]
         return "\n".join(lines)
@@ -127,10 +129,12 @@ def compare(
     *,
     attacks: Sequence[str] | None = None,
     checkpoint: str = "best",
+    split: str = "test",
 ) -> Comparison:
     """The first group's accuracy minus the second's, for each of these attacks (default: all with results of all runs).
 
-    A corruption is named with its severity: fog-3.
+    A corruption is named with its severity: fog-3. `split="held-out"` reads the results on held-out images, which all
+    runs must share (config field holdout_seed).
     A group is one run, or several that differ only in their seed. One against one: McNemar's test of the two models.
     Several against several: the crossed bootstrap, a test of the two methods.
     """
@@ -140,7 +144,7 @@ def compare(
     for folders in paths.values():
         check_same_method(folders)
     first, second = paths.values()
-    results, left_out = read_results([*first, *second], attacks=attacks, checkpoint=checkpoint)
+    results, left_out = read_results([*first, *second], attacks=attacks, checkpoint=checkpoint, split=split)
     rows = []
     for result in results:
         a, b = result.flags[: len(first)], result.flags[len(first) :]
@@ -177,7 +181,7 @@ def check_same_method(folders: Sequence[Path]) -> None:
 
 
 def read_results(
-    folders: Sequence[Path], *, attacks: Sequence[str] | None, checkpoint: str
+    folders: Sequence[Path], *, attacks: Sequence[str] | None, checkpoint: str, split: str = "test"
 ) -> tuple[list[AttackResults], dict[str, list[Path]]]:
     """The results that all runs have, for each attack and its conditions, and the attacks that some runs lack."""
     places = [folder.resolve() for folder in folders]
@@ -185,7 +189,9 @@ def read_results(
         if places.count(place) > 1:
             raise UserError(f"{folder} is given twice")
     files = FILES if attacks else FILES[:1]  # there are many corruptions, so only those that are named
-    found = [_entries_by_attack(folder, checkpoint, files) for folder in folders]
+    choose(SPLITS, split, "split")
+    found = [_entries_by_attack(folder, checkpoint, split, files) for folder in folders]
+    where = " on held-out images" if split == HELD_OUT else ""
     known = dict.fromkeys(attack for entries in found for attack in entries)
     left_out: dict[str, list[Path]] = {}
     results: list[AttackResults] = []
@@ -198,20 +204,23 @@ def read_results(
             left_out[attack] = lacking
         else:
             raise UserError(
-                f"no {attack} of the {checkpoint} checkpoint in {_listed(lacking)}; "
+                f"no {attack} of the {checkpoint} checkpoint{where} in {_listed(lacking)}; "
                 f"choose from {', '.join(known) or 'none: there are no results yet'}"
             )
     if not results:
-        raise UserError(f"no attack has results of the {checkpoint} checkpoints of all runs; see pixelpart evaluate")
+        raise UserError(
+            f"no attack has results{where} of the {checkpoint} checkpoints of all runs; see pixelpart evaluate"
+        )
     return results, left_out
 
 
-def _entries_by_attack(folder: Path, checkpoint: str, files: Sequence[str]) -> dict[str, list[Entry]]:
-    """A run's own entries for a checkpoint, by attack or corruption (fog-3)."""
+def _entries_by_attack(folder: Path, checkpoint: str, split: str, files: Sequence[str]) -> dict[str, list[Entry]]:
+    """A run's own entries for a checkpoint and a split, by attack or corruption (fog-3)."""
     RunFolder(folder).read_config()  # raises UserError if it is not a run folder
     found: dict[str, list[Entry]] = {}
     for entry in [entry for file in files for entry in read_entries(folder, file)]:
-        if entry.get("checkpoint") == checkpoint and entry.get("subject") is None:
+        same_split = (entry.get("split") == HELD_OUT) == (split == HELD_OUT)  # images passed as tensors: with test
+        if entry.get("checkpoint") == checkpoint and entry.get("subject") is None and same_split:
             found.setdefault(str(entry.get("attack")), []).append(entry)
     return found
 

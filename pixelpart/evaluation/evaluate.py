@@ -1,4 +1,4 @@
-"""`evaluate`: how many test images a model classifies correctly, as they are and under attack."""
+"""`evaluate`: how many images a model classifies correctly, as they are and under attack."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,6 +33,7 @@ def evaluate(
     attacks: str | Iterable[str] = DEFAULT_ATTACKS,
     eps: float = DEFAULT_EPS,
     step_size: float = DEFAULT_STEP_SIZE,
+    split: str = "test",
     images: int | None = None,
     checkpoint: str = "best",
     seed: int = DEFAULT_SEED,
@@ -54,7 +55,9 @@ def evaluate(
 
     The model is a Run, an nn.Module, or the name of a run folder, a .safetensors checkpoint, a .pt2 archive of
     torch.export or a `module:function`. `data` is the name of a data set, whose test split is used (`size` and
-    `skip_bad` as in `data.load`), or (images, labels); runs and checkpoints bring their own. `images` uses the first n.
+    `skip_bad` as in `data.load`), or (images, labels); runs and checkpoints bring their own. With
+    `split="held-out"` it is the training images that the run held out, in the data set's order. `images` uses the first
+    n.
 
     A run's results are kept in its folder, those of a checkpoint in `out`, those of any other model in `out` under
     `name`. A kept result is reused for the same model, images and settings, and a killed evaluation continues where it
@@ -75,6 +78,7 @@ def evaluate(
     target = load_target(
         subject,
         checkpoint=checkpoint,
+        split=split,
         data=data,
         size=size,
         skip_bad=skip_bad,

@@ -73,7 +73,8 @@ class Result:
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
             spent = "reused" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
-            numbers = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}"
+            of = " held-out" if outcome.entry["split"] == "held-out" else ""
+            numbers = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}{of}"
             line = f"{name:<{width}} {numbers}  {spent:>9}"
             lines.append(f"{line} *" if outcome.warnings else line)
             for warning in outcome.warnings:

@@ -1,4 +1,4 @@
-"""What is evaluated: a model, the test images, and the folder that keeps the results."""
+"""What is evaluated: a model, the test or held-out images, and the folder that keeps the results."""
 
 import copy
 import inspect
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pixelpart import data as sets
 from pixelpart.config import Config, data_label
-from pixelpart.errors import UserError
+from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import ImageSet
@@ -25,13 +25,15 @@ Kind = Literal["run", "checkpoint", "archive", "function", "module"]
 
 FILES: dict[str, Kind] = {".safetensors": "checkpoint", ".pt2": "archive"}
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+SPLITS = {"test": "test", "held-out": "train"}  # the split of the data set that holds these images
+HELD_OUT = "held-out"
 GIVEN = "given"  # `dataset` and `split` of images that were passed as tensors
 CHOICES = "a run folder, a .safetensors checkpoint of pixelpart, a .pt2 archive of torch.export, or module:function"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model, its test images, the fields of an eval.json entry that name both, and the folder for results.
+    """A model, its images, the fields of an eval.json entry that name both, and the folder for results.
 
     `identity` is what kept results are looked up by, besides weights and images: the config hash of a run or
     checkpoint, the name that the user gave to another model, or None. `warnings` are about the model as it was passed.
@@ -50,6 +52,7 @@ def load_target(
     subject: Any,
     *,
     checkpoint: str = "best",
+    split: str = "test",
     data: Data | None = None,
     size: int = 0,
     skip_bad: bool = False,
@@ -87,7 +90,10 @@ def load_target(
     options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
     if config is not None and isinstance(data, str):
         _check_classes(data, config, options)
-    x, y, dataset_tags = _test_images(data, options, images=images, root=root)
+    choose(SPLITS, split, "split")
+    if split == HELD_OUT:
+        _check_held_out(shown, config, data, options)
+    x, y, dataset_tags = _images(data, options, split=split, config=config, images=images, root=root)
 
     place = _place(subject, device)
     model: nn.Module
@@ -147,6 +153,16 @@ def _check_classes(data: str, config: Config, options: dict[str, Any]) -> None:
         raise UserError(f"{data} has classes {', '.join(found)}; the model was trained on {', '.join(config.classes)}")
 
 
+def _check_held_out(shown: str, config: Config | None, data: Data, options: dict[str, Any]) -> None:
+    """A UserError unless these are the data of a run that held images out."""
+    if config is None:
+        raise UserError(f"{shown} held out no images: split {HELD_OUT!r} needs a run or a checkpoint of one")
+    if not config.holdout:
+        raise UserError(f"{shown} held out no images: its config has holdout 0")
+    if not isinstance(data, str) or data_label(data, **options) != config.data_label:
+        raise UserError(f"the held-out images of {shown} are of {config.data_label}; give no other data")
+
+
 def _kind(subject: Any) -> Kind:
     """What the subject is. Only a string can name a function, and only if no file has that name."""
     if isinstance(subject, Run):
@@ -194,12 +210,22 @@ def _place(subject: Any, device: torch.device | str | None) -> torch.device:
     return choose_device(device)
 
 
-def _test_images(
-    data: Data, options: dict[str, Any], *, images: int | None, root: str | Path | None
+def _images(
+    data: Data,
+    options: dict[str, Any],
+    *,
+    split: str,
+    config: Config | None,
+    images: int | None,
+    root: str | Path | None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """The first `images` test or held-out images, their labels, and the fields of an entry that name them."""
     if isinstance(data, str):
-        x, y = sets.load(data, split="test", root=root, **options)
-        tags = {"dataset": data_label(data, **options), "split": "test"}
+        x, y = sets.load(data, split=SPLITS[split], root=root, **options)
+        if split == HELD_OUT and config is not None:
+            _, held = sets.split_holdout(len(x), config.holdout, config.split_seed)
+            x, y = x[held], y[held]
+        tags = {"dataset": data_label(data, **options), "split": split}
     else:
         x, y = _pair(data)
         tags = {"dataset": GIVEN, "split": GIVEN}

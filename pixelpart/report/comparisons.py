@@ -115,9 +115,11 @@ def compare_methods(runs: Sequence[ReportedRun]) -> list[MethodPair]:
     found = []
     for one, other in itertools.combinations(group_by_method(runs), 2):
         groups = comparing.name_groups([run.path for run in one], [run.path for run in other])
-        for checkpoint in dict.fromkeys(m.checkpoint for run in (*one, *other) for m in run.measurements):
+        measured = [m for run in (*one, *other) for m in run.measurements]
+        splits = {"given": "test"}
+        for checkpoint, split in dict.fromkeys((m.checkpoint, splits.get(m.split, m.split)) for m in measured):
             try:
-                result = comparing.compare(groups, checkpoint=checkpoint)
+                result = comparing.compare(groups, checkpoint=checkpoint, split=split)
             except UserError as error:
                 names = enumerate_words(list(groups))
                 found.append(MethodPair(names, f"{checkpoint} checkpoint", f"not compared: {error}."))
@@ -150,14 +152,14 @@ def summary(table: Sequence[ResultRow]) -> str:
     for row in table:
         for attack, m in row.cells.items():
             if attack != "natural" and not m.own_eps:
-                key = (attack, m.checkpoint, m.dataset, m.eps)
+                key = (attack, m.checkpoint, m.dataset, m.split, m.eps)
                 results.setdefault(key, {}).setdefault(row.run.label, m)
     if not results:
         return ""
     key = max(results, key=lambda k: (len(results[k]), -sum(m.accuracy for m in results[k].values()) / len(results[k])))
     ranked = sorted(results[key].items(), key=lambda item: -item[1].accuracy)
     accuracies = enumerate_words([f"{percent(m.accuracy)} for “{label}”" for label, m in ranked])
-    text = f"Accuracy under {key[0]} at eps {fraction(key[3])} on {key[2]} test images: {accuracies}"
+    text = f"Accuracy under {key[0]} at eps {fraction(key[4])} on {key[2]} {key[3]} images: {accuracies}"
     if len(ranked) != 2:
         return f"{text}."
     p = mcnemar_p({row.run.label: row.run for row in table}, ranked[0], ranked[1])

@@ -88,6 +88,8 @@ def _add_remarks(run: ReportedRun, rows: list[ResultRow]) -> None:
             row.remarks.append(f"an earlier {first.checkpoint} checkpoint: training went on after this evaluation")
         if first.dataset != run.config.data_label:
             row.remarks.append("images passed as tensors" if first.dataset == "given" else f"{first.dataset} images")
+        if first.split == "held-out":
+            row.remarks.append("held-out training images")
         if first.seed:
             row.remarks.append(f"seed of the attack {first.seed}")
         if (step := first.settings.get("step_size")) is not None and step != DEFAULT_STEP_SIZE:
