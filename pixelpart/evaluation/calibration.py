@@ -5,6 +5,7 @@ sqrt(ρ) z_i + sqrt(1-ρ) e_si + α_s > -μ, with z_i and e_si standard normal. 
 same method.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.compare import align_columns, check_same_method, read_results
@@ -52,8 +54,7 @@ class SimulatedMethod:
         """The method whose runs (seeds, images) these are, as far as they show it.
 
         The squared deviation is the variance of the accuracies minus what a finite number of images adds to it,
-        Σ_si (x_si - m_s - m_i + m)² / (s-1)(n-1)n. ρ is the tetrachoric correlation, sin θ with
-        P(both correct) = p² + ∫_0^θ exp(-μ²/(1 + sin t)) dt / 2π (Drezner and Wesolowsky, 1990).
+        Σ_si (x_si - m_s - m_i + m)² / (s-1)(n-1)n. ρ is the tetrachoric correlation.
         """
         s, n = flags.shape
         p = float(flags.mean())
@@ -63,10 +64,8 @@ class SimulatedMethod:
         variance = float(flags.mean(1).var(ddof=1)) - float((rest**2).sum()) / ((s - 1) * (n - 1) * n)
         correct = flags.sum(0)
         both = float((correct * (correct - 1)).mean()) / (s * (s - 1))
-        theta = np.linspace(0, math.pi / 2, 10_001)
-        integrand = np.exp(-(NormalDist().inv_cdf(p) ** 2) / (1 + np.sin(theta)))
-        area = np.concatenate(([0], np.cumsum(integrand[1:] + integrand[:-1]))) * (theta[1] / 2)
-        correlation = math.sin(np.interp(both, p * p + area / (2 * math.pi), theta))
+        theta, joint = _joint_accuracy(p)
+        correlation = math.sin(np.interp(both, joint, theta))
         return cls(n, p, math.sqrt(max(variance, 0)), min(max(correlation, 0.0001), 0.9999))
 
     def draw(self, runs: int, generator: np.random.Generator) -> FlagArray:
@@ -78,6 +77,23 @@ class SimulatedMethod:
         latent += ease * generator.standard_normal(self.images, dtype=np.float32)
         latent += np.float32(skill) * generator.standard_normal((runs, 1), dtype=np.float32)
         return latent > -mu
+
+
+@functools.lru_cache(64)
+def _joint_accuracy(p: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """θ, and the probability that two seeds of accuracy p and correlation sin θ are both correct at an image.
+
+    P(both correct) = p² + ∫_0^θ exp(-μ²/(1 + sin t)) dt / 2π (Drezner and Wesolowsky, 1990).
+    """
+    theta = np.linspace(0, math.pi / 2, 10_001)
+    integrand = np.exp(-(NormalDist().inv_cdf(p) ** 2) / (1 + np.sin(theta)))
+    area = np.concatenate(([0], np.cumsum(integrand[1:] + integrand[:-1]))) * (theta[1] / 2)
+    return theta, p * p + area / (2 * math.pi)
+
+
+def both_correct(accuracy: float, correlation: float) -> float:
+    """The probability that two seeds of this accuracy and tetrachoric correlation are both correct at an image."""
+    return float(np.interp(math.asin(correlation), *_joint_accuracy(accuracy)))
 
 
 @dataclass(frozen=True)

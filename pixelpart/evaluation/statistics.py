@@ -35,7 +35,7 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     """
     if not 0 <= successes <= n or n < 1:
         raise UserError(f"{successes} of {n} is not a proportion; choose 0 <= successes <= n and n >= 1")
-    z = _normal_quantile(confidence)
+    z = normal_quantile(confidence)
     p, spread = successes / n, z * z / n
     centre, half = p + spread / 2, math.sqrt(spread * (p * (1 - p) + spread / 4))
     # for successes == n the formula is exactly 1, but rounding may push it above
@@ -79,7 +79,7 @@ def paired(a: FlagArray, b: FlagArray, *, confidence: float = 0.95) -> Differenc
         raise UserError(f"flags of shape {a.shape} and {b.shape} are not those of two models on the same images")
     n, a_only, b_only = len(a), int((a & ~b).sum()), int((b & ~a).sum())
     d, s = (a_only - b_only) / (n + 2), (a_only + b_only + 2) / (n + 2)
-    half = _normal_quantile(confidence) * math.sqrt((s - d * d) / (n + 2))
+    half = normal_quantile(confidence) * math.sqrt((s - d * d) / (n + 2))
     return Difference((a_only - b_only) / n, max(d - half, -1.0), min(d + half, 1.0), mcnemar(a_only, b_only), MCNEMAR)
 
 
@@ -111,12 +111,12 @@ def crossed_bootstrap(a: FlagArray, b: FlagArray, *, confidence: float = 0.95) -
             f"{len(a)} against {len(b)} runs: a single run does not show how much the accuracy varies with the seed; "
             "give two or more runs on both sides, or one run on each side to compare the two models"
         )
-    z, df = _normal_quantile(confidence), 2 * (min(len(a), len(b)) - 1)
+    z, df = normal_quantile(confidence), 2 * (min(len(a), len(b)) - 1)
     t = float(stdtrit(df, (1 + confidence) / 2))
     seeds, images = _variances(a, b)
     estimate = int(a.sum()) / a.size - int(b.sum()) / b.size
     half = math.sqrt(t**2 * seeds + z**2 * images)
-    return Difference(estimate, estimate - half, estimate + half, _p_value(abs(estimate), seeds, images, df), BOOTSTRAP)
+    return Difference(estimate, estimate - half, estimate + half, p_value(abs(estimate), seeds, images, df), BOOTSTRAP)
 
 
 def _variances(a: FlagArray, b: FlagArray) -> tuple[float, float]:
@@ -139,7 +139,7 @@ def _variances(a: FlagArray, b: FlagArray) -> tuple[float, float]:
     return seeds, max(images - interaction, 0.0)
 
 
-def _p_value(distance: float, seeds: float, images: float, df: int) -> float:
+def p_value(distance: float, seeds: float, images: float, df: float) -> float:
     """The p-value at which the interval's half-width is this distance."""
     from scipy.optimize import brentq
     from scipy.special import ndtri, stdtr  # the normal quantile, Student's distribution function
@@ -155,7 +155,7 @@ def _p_value(distance: float, seeds: float, images: float, df: int) -> float:
     return p_of(brentq(excess, 0.0, longest, xtol=1e-15, rtol=1e-14)) if distance else 1.0
 
 
-def _normal_quantile(confidence: float) -> float:
+def normal_quantile(confidence: float) -> float:
     """The z with P(|Z| < z) = confidence for a standard normal Z."""
     if not 0 < confidence < 1:
         raise UserError(f"confidence {confidence} is not between 0 and 1")

@@ -1,0 +1,186 @@
+"""What a study reports next to the distances of `frontier`: verdict, correlation of seeds, false alarms and power.
+
+In simulation, image i has the ease z_i, and a run s of arm k classifies it by u = sqrt(ρ) z_i + sqrt(1-ρ) e_si:
+correctly if u > -μ_k - α_s, robustly if u > -ν_k - β_s, where α_s and β_s are the run's skills. One u for both, so that
+robust images are always naturally correct, as in measured flags. Accuracies and deviations are fractions.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist, fmean
+from typing import Any
+
+import numpy as np
+
+from pixelpart.errors import UserError
+from pixelpart.evaluation.calibration import SimulatedMethod, both_correct
+from pixelpart.evaluation.frontier import (
+    Arm,
+    Distance,
+    distance,
+    distance_difference,
+    fit_curve,
+    smallest_effect,
+)
+from pixelpart.evaluation.result import FlagArray
+from pixelpart.evaluation.statistics import wilson
+from pixelpart.runtime.progress import Progress, silent
+
+MARGIN = 0.003  # "on the curve" is within ±0.30 points
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On which side of the curve a policy is, and whether it is close to it; both can hold, or neither."""
+
+    side: str  # above, below, or empty: whether the 97.5 % interval of D excludes 0
+    on_curve: bool  # the 90 % interval of D lies inside ±margin
+    distance: Distance  # with its 97.5 % interval
+    margin: float
+
+    def __str__(self) -> str:
+        if not self.side and not self.on_curve:
+            seen = f"{100 * smallest_effect(self.distance):.2f} points (80 % power)"
+            return f"undecided; the smallest effect that could have been seen is {seen}"
+        side = [f"{self.side} the curve"] if self.side else []
+        return ", and ".join([*side, *[f"on the curve within ±{100 * self.margin:.2f} points"] * self.on_curve])
+
+
+def verdict(policy: Arm, uniform: Sequence[Arm], *, margin: float = MARGIN) -> Verdict:
+    """Above or below the curve if the 97.5 % interval of D excludes 0; on it if the 90 % interval is inside ±margin."""
+    found = distance(policy, uniform, 0.975)
+    if found.estimate is None:
+        raise UserError("the policy's natural accuracy is outside the range of the uniform arms: it has no distance")
+    (low, high), (least, most) = found.interval(0.975), found.interval(0.9)
+    return Verdict("above" if low > 0 else "below" if high < 0 else "", -margin < least <= most < margin, found, margin)
+
+
+def seed_correlation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:
+    """The correlation of mean y between two arms' runs of one seed, pooled over all pairs; NaN without a pair.
+
+    Σ cov / Σ sqrt(var var) over the pairs, each on the seeds that both have, if these are three or more.
+    """
+    curve, together, apart = fit_curve(uniform), 0.0, 0.0
+    named = [dict(zip(arm.seeds or range(arm.runs), curve.values(arm).mean(1), strict=True)) for arm in arms]
+    for k, first in enumerate(named):
+        for second in named[k + 1 :]:
+            shared = [seed for seed in first if seed in second]
+            if len(shared) > 2:
+                (a, both), (_, b) = np.cov([first[seed] for seed in shared], [second[seed] for seed in shared])
+                together, apart = together + both, apart + math.sqrt(a * b)
+    return together / apart if apart else math.nan
+
+
+# -- simulated studies
+
+
+@dataclass(frozen=True)
+class SimulatedArm:
+    """The expected accuracies of an arm, and its number of runs."""
+
+    natural: float
+    robust: float
+    runs: int
+
+
+@dataclass(frozen=True)
+class StudyDesign:
+    """A study to simulate: one policy, whose D is estimated, or two, whose D are compared; and the uniform arms.
+
+    The deviations are those of a run's measured accuracy between seeds, on `images` images; what the noise e_si of a
+    finite number of images does not explain is skill. `correlation` is ρ, between two runs of an arm. Between runs of
+    two arms it is ρ times `shared`: arms may be good at different images.
+    """
+
+    policies: tuple[SimulatedArm, ...]
+    uniform: tuple[SimulatedArm, ...]
+    images: int = 10_000
+    natural_deviation: float = 0.0030
+    robust_deviation: float = 0.0018
+    correlation: float = 0.98
+    shared: float = 1.0
+
+    @classmethod
+    def like(cls, policies: Sequence[Arm], uniform: Sequence[Arm], *, effect: float = 0.0) -> "StudyDesign":
+        """The design of a measured study, with its deviations and its curve; the first policy is `effect` above it."""
+        curve, arms = fit_curve(uniform), [*policies, *uniform]
+        simulated = [SimulatedArm(arm.mean_natural, curve.at(arm.mean_natural), arm.runs) for arm in arms]
+        deviations = _pooled([arm.natural for arm in arms]), _pooled([arm.robust for arm in arms])
+        rho = fmean(SimulatedMethod.estimate(arm.robust).correlation for arm in arms if arm.runs > 1)
+        k, n = len(policies), arms[0].natural.shape[1]
+        return cls(tuple(simulated[:k]), tuple(simulated[k:]), n, *deviations, rho).shifted(effect)
+
+    def shifted(self, effect: float) -> "StudyDesign":
+        """The same, with the first policy's robust accuracy higher by `effect`."""
+        first, *others = self.policies
+        return replace(self, policies=(replace(first, robust=first.robust + effect), *others))
+
+    def draw(self, generator: np.random.Generator) -> tuple[list[Arm], list[Arm]]:
+        """Flags of the policies and of the uniform arms in one study."""
+        n, rho = self.images, self.correlation
+        common, own, noise = (math.sqrt(part) for part in (rho * self.shared, rho * (1 - self.shared), 1 - rho))
+        ease, arms = _normal(generator, common, (1, n)), []
+        for arm in (*self.policies, *self.uniform):
+            u = _normal(generator, noise, (arm.runs, n))
+            u += ease + _normal(generator, own, (1, n)) if own else ease
+            flags = []
+            for accuracy, deviation in ((arm.natural, self.natural_deviation), (arm.robust, self.robust_deviation)):
+                mu = NormalDist().inv_cdf(accuracy)
+                skill = math.sqrt(max(deviation**2 - (accuracy - both_correct(accuracy, rho)) / n, 0))
+                skill /= NormalDist().pdf(mu)  # a shift of the threshold changes accuracy by the density there
+                flags.append(u > -np.float32(mu) - _normal(generator, skill, (arm.runs, 1)))
+            arms.append(Arm(*flags))
+        return arms[: len(self.policies)], arms[len(self.policies) :]
+
+
+@dataclass(frozen=True)
+class Detections:
+    """In how many simulated studies the interval lies above or below 0, or the policy outside the curve's range."""
+
+    studies: int
+    above: int
+    below: int
+    outside: int
+
+    @property
+    def share(self) -> float:
+        """False alarms if the true D is 0, else power."""
+        return (self.above + self.below) / self.studies
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"share": self.share, "interval": wilson(self.above + self.below, self.studies)}
+
+    def __str__(self) -> str:
+        low, high = wilson(self.above + self.below, self.studies)
+        return f"{self.share:.1%} of {self.studies:,} studies [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def simulate_studies(
+    design: StudyDesign, *, confidence: float = 0.95, studies: int = 2000, seed: int = 0, progress: Progress = silent
+) -> Detections:
+    """How often the interval of D (two policies: of the difference of their D) excludes 0."""
+    generator, above, below, outside = np.random.default_rng(seed), 0, 0, 0
+    for done in range(studies):
+        policies, uniform = design.draw(generator)
+        if len(policies) == 1:
+            found = distance(policies[0], uniform, confidence)
+        else:
+            found = distance_difference(policies[0], policies[1], uniform, confidence)
+        low, high = found.low, found.high
+        if low is None or high is None:
+            outside += 1
+        else:
+            above, below = above + (low > 0), below + (high < 0)
+        progress("studies", done + 1, studies, "")
+    return Detections(studies, above, below, outside)
+
+
+def _normal(generator: np.random.Generator, scale: float, shape: tuple[int, int]) -> Any:
+    return np.float32(scale) * generator.standard_normal(shape, dtype=np.float32)
+
+
+def _pooled(flags: Sequence[FlagArray]) -> float:
+    """The standard deviation of accuracy between the runs of an arm, pooled over arms."""
+    by_run = [runs.mean(1) for runs in flags]
+    return math.sqrt(sum(((m - m.mean()) ** 2).sum() for m in by_run) / sum(len(m) - 1 for m in by_run))
