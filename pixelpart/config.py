@@ -43,6 +43,10 @@ ADDED = {  # fields added later: at these values they do not change a run's hash
     "num_classes": 0,
     "classes": [],
     "eps_ramp": 0,
+    "eps_from": "same",
+    "mask.control": "none",
+    "mask.mean": 0.0,
+    "mask.mean_over": "image",
     "objective.smoothing": 0.0,
     "optim.name": "sgd",
     "optim.clip": 0.0,
@@ -119,15 +123,31 @@ class AttackConfig(Section):
 
 class MaskConfig(Section):
     rule: str = "none"
-    """which pixels get eps: none (all), mean, zscore, quantile:Q, soft, official"""
-    cam: str = "gradcam"
-    """class activation map: gradcam, xgradcam, layercam; for a transformer also rollout, gradient-rollout"""
+    """how marks become budgets: none (eps everywhere), mean, zscore, quantile:Q, soft, official, rank, power:P"""
+    source: str = "gradcam"
+    """what marks the pixels: gradcam, xgradcam, layercam; for a transformer also rollout, gradient-rollout"""
     layer: str = "features"
     """layer of the map: features (the last activation before pooling) or the name of a module, such as layer3"""
     target: str = "predicted"
     """class that the map explains: predicted or label"""
     every: int = Field(0, ge=0)
     """compute maps every n epochs and store them; 0: compute them for every batch"""
+    control: str = "none"
+    """what is done to the shares: none, inverted, shuffled (the next image's), flat (their mean), blobs (same area)"""
+    mean: Eps = 0.0
+    """rescale budgets to this mean, so that eps and eps_low only fix their ratio; 0: no rescaling"""
+    mean_over: str = "image"
+    """every image, or the whole batch, gets this mean: image or batch"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_cam(cls, values: Any) -> Any:
+        """`source` used to be called `cam`."""
+        if not isinstance(values, dict) or "cam" not in values:
+            return values
+        if "source" in values:
+            raise ValueError("cam is the old name of source; give source only")
+        return {"source" if name == "cam" else name: value for name, value in values.items()}
 
 
 class BurnInConfig(Section):
@@ -212,9 +232,11 @@ class Config(Section):
     eps: Eps = 8 / 255
     """budget of the pixels that the mask selects, and of all pixels without a mask"""
     eps_low: Eps = EPS_LOW
-    """budget of the other pixels"""
+    """budget of the other pixels; it may be above eps"""
     eps_ramp: int = Field(0, ge=0)
     """number of first epochs in which all budgets grow linearly from 0; 0: none"""
+    eps_from: SameOrEps = "same"
+    """eps of the first epoch after burn-in, from which all budgets go linearly to their own by the last; same: none"""
     attack: AttackConfig = AttackConfig()
     mask: MaskConfig = MaskConfig()
     burn_in: BurnInConfig = BurnInConfig()
@@ -256,14 +278,13 @@ class Config(Section):
         if self.schema_version != SCHEMA_VERSION:
             raise ValueError(f"schema_version {self.schema_version} is not {SCHEMA_VERSION}, which this version reads")
         masked = self.mask.rule != "none"
-        if self.eps_low > self.eps and (masked or self.eps_low != EPS_LOW):  # without a mask the default is not used
-            low, high = write_fraction(self.eps_low), write_fraction(self.eps)
-            raise ValueError(f"eps_low {low} is above eps {high}; choose eps_low <= eps")
         if self.burn_in.epochs > self.epochs - masked:
             problem = "leaves no epoch for the mask" if masked else "is too long"
             raise ValueError(f"burn_in.epochs {self.burn_in.epochs} {problem}: epochs is {self.epochs}")
         if self.eps_ramp > self.epochs:
             raise ValueError(f"eps_ramp {self.eps_ramp} is longer than the run: epochs is {self.epochs}")
+        if self.eps_from != "same" and (self.eps == 0 or self.epochs - self.burn_in.epochs < 2):
+            raise ValueError("eps_from needs eps above 0 and at least two epochs after burn-in")
         return self
 
     def hash(self) -> str:
@@ -271,6 +292,7 @@ class Config(Section):
         values = self.model_dump(mode="json") | {"dataset": self.data_label, "skip_bad": False}
         if self.dataset == "tinyimagenet" and self.skip_bad:
             values |= {"size": 64, "num_classes": 200}
+        values["mask"] = {"cam" if name == "source" else name: value for name, value in values["mask"].items()}
         values = _in_use(values)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

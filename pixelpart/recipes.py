@@ -36,7 +36,7 @@ def shapes_vit(method: str, **overrides: Any) -> Config:
     With SGD at 8/255 it stays at chance. It learns with AdamW, clipped gradients, normalised pixels and an eps ramp.
     """
     settings = SHAPES | {"model": "vit-tiny", "normalize": True, "epochs": 20, "eps_ramp": 10}
-    settings |= {"attack": {"steps": 3, "step_size": "4/255"}, "mask": {"cam": "gradient-rollout"}}
+    settings |= {"attack": {"steps": 3, "step_size": "4/255"}, "mask": {"source": "gradient-rollout"}}
     return _config(f"shapes-vit-{method}", method, overrides, settings, optim=ADAMW | {"lr": 2e-3}, burn_in=3)
 
 
@@ -89,7 +89,7 @@ def cifar10_vit(method: str, **overrides: Any) -> Config:
     and an eps ramp of ten epochs. Learning rate and weight decay are usual values for transformers, not tuned here.
     """
     settings = CIFAR10 | {"model": "vit-small", "normalize": True, "epochs": 60, "eps_ramp": 10}
-    settings |= {"mask": {"cam": "gradient-rollout"}}
+    settings |= {"mask": {"source": "gradient-rollout"}}
     return _config(f"cifar10-vit-{method}", method, overrides, settings, optim=ADAMW | {"lr": 5e-4}, burn_in=15)
 
 

@@ -15,6 +15,7 @@ Flags = Bool[Tensor, " b"]
 Activations = Float[Tensor, "b f u v"]  # output of `model.features`
 Map = Float[Tensor, "b u v"]  # a class activation map at feature size, raw
 Heatmap = Float[Tensor, "b h w"]  # a map at image size, in [0, 1]
+Share = Float[Tensor, "b #c h w"]  # of the way from eps_low to eps, in [0, 1]
 BudgetMap = Float[Tensor, "b #c #h #w"]  # the largest change allowed at each pixel, >= 0
 Budget = float | BudgetMap  # a float means the same everywhere
 

@@ -21,6 +21,7 @@ from pixelpart.config import (
     write_fraction,
 )
 from pixelpart.errors import UserError
+from pixelpart.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 EPS = st.one_of(
@@ -32,10 +33,10 @@ EPS = st.one_of(
 
 @st.composite
 def configs(draw):
-    low, high = sorted((draw(EPS), draw(EPS)))
     return Config(
-        eps=high,
-        eps_low=low,
+        eps=draw(EPS),
+        eps_low=draw(EPS),
+        mask={"mean": draw(EPS)},
         seed=draw(st.integers(0, 2**63)),
         recipe=draw(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)),
         attack={"step_size": draw(EPS.filter(bool)), "steps": draw(st.integers(1, 100))},
@@ -105,17 +106,62 @@ def test_the_hash_depends_on_the_values_and_not_on_the_file(tmp_path):
         {"optim": {"clip": 1.0}},
         {"objective": {"smoothing": 0.1}},
         {"eps_ramp": 1},
+        {"eps_from": "6/255"},
+        {"mask": {"source": "layercam"}},
+        {"mask": {"control": "flat"}},
+        {"mask": {"mean": "8/255"}},
+        {"mask": {"mean_over": "batch"}},
     ],
 )
 def test_every_field_is_part_of_the_hash(change):
     assert Config(**change).hash() != Config().hash()
 
 
-@pytest.mark.parametrize("run", sorted((ROOT / "results").glob("*/config.json")), ids=lambda path: path.parent.name)
+OLD_RUNS = [p for p in sorted((ROOT / "results").glob("**/config.json")) if not read_config(p).init_from]
+
+
+@pytest.mark.parametrize("run", OLD_RUNS, ids=lambda path: path.parent.name)
 def test_old_runs_still_have_the_hash_in_their_log(run):
     """Fields added later are not in these configs and do not change the hash."""
     logged = re.search(r"config ([0-9a-f]{16})$", (run.parent / "log.txt").read_text(), flags=re.M)
     assert read_config(run).hash() == logged[1]
+
+
+FORK_HASHES = {  # of runs whose init_from was shortened after training; from when mask.source was called mask.cam
+    "100-part": "6ae33d44d5f430c9",
+    "100-u6": "f6f696dac515db98",
+    "100-u7": "e44747a5886ac335",
+    "100-u7.5": "73db54fef11e5e10",
+    "100-u9": "67f134a1c960c06b",
+}
+
+
+@pytest.mark.parametrize("name", FORK_HASHES)
+def test_a_forked_run_keeps_its_hash(name):
+    assert read_config(ROOT / "results" / "study" / "runs" / name / "config.json").hash() == FORK_HASHES[name]
+
+
+RECIPE_HASHES = {  # from when mask.source was called mask.cam
+    "shapes-at": "23ae3e351eae442f",
+    "shapes-part": "b851a4587c34af5d",
+    "shapes-vit-part": "d80514046741af2d",
+    "cifar10-part": "43af12358bab384d",
+    "cifar10-part-fast": "fb3e511e84f90f43",
+    "cifar10-vit-part-t": "6441250bfd15bce7",
+    "svhn-part-m": "768cd501a591926b",
+    "tinyimagenet-part": "9aeee62979590bd7",
+}
+
+
+@pytest.mark.parametrize("name", RECIPE_HASHES)
+def test_a_recipe_keeps_its_hash(name):
+    assert RECIPES[name]().hash() == RECIPE_HASHES[name]
+
+
+def test_an_old_config_with_cam_is_the_same_run():
+    old = {"mask": {"rule": "mean", "cam": "layercam", "layer": "layer3"}}
+    assert config_from(old, source="old") == Config(mask={"rule": "mean", "source": "layercam", "layer": "layer3"})
+    assert "cam" not in flat(config_from(old, source="old"))
 
 
 def test_fields_added_later_are_unused_by_default():
@@ -154,7 +200,9 @@ def test_an_old_config_with_the_size_in_the_data_sets_name_keeps_its_hash(old, n
 # -- mistakes
 
 MISTAKES = [
-    ({"eps_low": "9/255"}, "eps_low 9/255 is above eps 8/255"),
+    ({"eps_from": "x"}, "eps_from.*'x' is not a number"),
+    ({"eps_from": "6/255", "epochs": 3, "burn_in": {"epochs": 2}}, "eps_from needs .* two epochs after burn-in"),
+    ({"mask": {"cam": "layercam", "source": "gradcam"}}, "mask: cam is the old name of source"),
     ({"eps": "-1/255"}, "eps: .*0, not '-1/255'"),
     ({"eps": 8}, "eps: .*1, not 8"),
     ({"eps": "1/0"}, "eps: '1/0' is not a number"),
@@ -170,7 +218,6 @@ MISTAKES = [
     ({"epochs": 5, "burn_in": {"epochs": 6}}, "burn_in.epochs 6 .*epochs is 5"),
     ({"epochs": 5, "burn_in": {"epochs": 5}, "mask": {"rule": "mean"}}, "burn_in.epochs 5 .*epochs is 5"),
     ({"burn_in": {"eps": "x"}}, "burn_in.eps.*'x' is not a number"),
-    ({"eps": "4/255", "mask": {"rule": "mean"}}, "eps_low 7/255 is above eps 4/255"),
     ({"epsilon": 0.1}, "epsilon: no such field"),
     ({"mask": {"rules": "mean"}}, "mask.rules: no such field"),
     ({"mask": "mean"}, "mask: .*'mean'"),
@@ -205,8 +252,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
         read_config(tmp_path / name)
 
 
-def test_without_a_mask_eps_may_be_below_the_default_eps_low():
-    assert Config(eps="4/255").eps == 4 / 255
+def test_eps_low_may_be_above_eps():
+    assert Config(eps="4/255", eps_low="9/255", mask={"rule": "mean"}).eps == 4 / 255
 
 
 # -- differences

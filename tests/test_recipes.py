@@ -15,7 +15,7 @@ METHODS = {  # objective, masked
     "part-t": ("trades", True),
     "part-m": ("mart", True),
 }
-MASK = {"cam": "gradcam", "layer": "features", "target": "predicted", "every": 0}
+MASK = {"source": "gradcam", "layer": "features", "target": "predicted", "every": 0}
 
 
 def common(method, burn_in):
@@ -88,7 +88,7 @@ def test_the_transformer_recipes_have_adamw_clipping_an_eps_ramp_and_attention_m
     for name, settings in sets.items():
         expected = common(method, burn_in=3 if name == "shapes" else 15) | both | settings
         expected |= {"recipe": f"{name}-vit-{method}", "dataset": name}
-        expected["mask"] |= {"cam": "gradient-rollout"}
+        expected["mask"] |= {"source": "gradient-rollout"}
         assert listed_fields(RECIPES[f"{name}-vit-{method}"](), expected) == expected
 
 
@@ -145,7 +145,7 @@ def test_a_nested_dict_changes_only_the_fields_it_names():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"eps_low": "9/255"}, "cifar10-part: eps_low 9/255 is above eps 8/255"),
+        ({"eps_from": "9/255", "epochs": 21}, "cifar10-part: eps_from needs eps above 0 and"),
         ({"epsilon": 1}, "cifar10-part: epsilon: no such field"),
         ({"mask": {"nope": 1}}, "cifar10-part: mask.nope: no such field"),
         ({"epochs": 10}, "cifar10-part: burn_in.epochs 20 .*epochs is 10"),

@@ -12,8 +12,8 @@ from pixelpart.runs import Facts, RunFolder, fill, load_checkpoint, read_facts, 
 
 # Fields in which a fork may differ from its parent; data, held-out images, model and seed must be equal.
 FORK_MAY_CHANGE = (
-    "recipe", "init_from", "keep", "epochs", "eps", "eps_low", "eps_ramp", "attack", "mask", "burn_in", "objective",
-    "optim", "awp", "probe", "precision",
+    "recipe", "init_from", "keep", "epochs", "eps", "eps_low", "eps_ramp", "eps_from", "attack", "mask", "burn_in",
+    "objective", "optim", "awp", "probe", "precision",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ A graph replays the same kernels on the same addresses. What changes from step t
 first, and everything that a step updates (weights, momentum, averages, sums) stays at fixed addresses.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 from pixelpart.attacks.pgd import move, signed_step, total_loss
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import Phase, StepBatch, train_step
+from pixelpart.masks import BudgetPolicy
 from pixelpart.types import Images, Labels
 from pixelpart.view import capture
 from pixelpart.view.capture import compiled
@@ -118,21 +120,29 @@ def reason(error: Exception) -> str:
 
 def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:
     """The phase with its expensive functions compiled: the attack's step, the loss with the network, the budget."""
-    loss_function, mask = phase.objective.loss, phase.mask
+    loss_function = phase.objective.loss
 
     def loss(*args: Any) -> Tensor:
         return loss_function(*args)
 
-    if mask is not None:
-        budget_function = mask.budget
-
-        def budget(*args: Any) -> Any:
-            return budget_function(*args)
-
-        mask = dataclasses.replace(mask, budget=compiled(budget))
     attack = dataclasses.replace(phase.attack, run=functools.partial(phase.attack.run, ascend=ascend))
     objective = dataclasses.replace(phase.objective, loss=compiled(loss))
+    mask = None if phase.mask is None else compile_policy(phase.mask)
     return dataclasses.replace(phase, attack=attack, objective=objective, mask=mask)
+
+
+def compile_policy(policy: BudgetPolicy) -> BudgetPolicy:
+    """The policy with rule, control and scale compiled; how maps are read depends on the network and is not."""
+
+    def share(*args: Any) -> Any:
+        return policy.share(*args)
+
+    def budget(*args: Any) -> Any:
+        return policy.budget(*args)
+
+    made = copy.copy(policy)
+    vars(made).update(share=compiled(share), budget=compiled(budget))  # shadow the methods of the same name
+    return made
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

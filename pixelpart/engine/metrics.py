@@ -15,6 +15,7 @@ from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import Phase
 from pixelpart.engine.stored_maps import current_maps
 from pixelpart.losses import ce
+from pixelpart.masks import draw_blobs
 from pixelpart.runs import MetricsRow
 from pixelpart.types import Budget, Images, Labels
 from pixelpart.view.borrow import FrozenView
@@ -81,9 +82,13 @@ def phase_damage(state: TrainingState, phase: Phase, x: Images, y: Labels) -> fl
     """The first-order damage of the phase's budgets, from fresh maps and the unaveraged weights, on a few images."""
     x, y = x[:DAMAGE_IMAGES], y[:DAMAGE_IMAGES]
     budget: Budget = phase.eps
-    if phase.mask is not None:
-        budget, _ = phase.mask.budget(current_maps(state, phase.mask, x, y), (x.shape[-2], x.shape[-1]))
-    return first_order_damage(state.attack_view(), x, y, phase.budget_scale * budget)
+    if (mask := phase.mask) is not None:
+        blobs = draw_blobs(len(x), generator=draws.generator(0, "blobs of damage", device=x.device))
+        maps = current_maps(state, mask, x, y, blobs=blobs)
+        budget, _ = mask.budget(*mask.share(maps, (x.shape[-2], x.shape[-1])), blobs[:, 1])
+    if phase.budget_scale is not None:
+        budget = phase.budget_scale * budget
+    return first_order_damage(state.attack_view(), x, y, budget)
 
 
 @torch.no_grad()

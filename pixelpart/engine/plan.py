@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +37,23 @@ class Plan:
     main: Phase
 
     def phase(self, epoch: int) -> Phase:
-        """How this epoch trains, with its weight perturbation and, while eps ramps up, its scale of the budgets."""
+        """How this epoch trains, with its weight perturbation and its scale of the budgets."""
         phase = self.burn_in if epoch < self.config.burn_in.epochs else self.main
         if self.config.awp.gamma and epoch >= self.config.awp.after:
             objective = dataclasses.replace(phase.objective, awp=self.config.awp.gamma)
             phase = dataclasses.replace(phase, objective=objective)
-        ramp = self.config.eps_ramp
-        return phase if epoch >= ramp else dataclasses.replace(phase, budget_scale=(epoch + 0.5) / ramp)
+        return dataclasses.replace(phase, budget_scale=self.budget_scale(epoch))
+
+    def budget_scale(self, epoch: int) -> float | None:
+        """The factor on all budgets of an epoch while eps ramps up from 0, or goes from eps_from to eps; else None."""
+        config, factors = self.config, []
+        if epoch < config.eps_ramp:
+            factors.append((epoch + 0.5) / config.eps_ramp)
+        first, last = config.burn_in.epochs, config.epochs - 1
+        if config.eps_from != "same" and epoch >= first:
+            passed = (epoch - first) / (last - first)
+            factors.append((1 - passed) * config.eps_from / config.eps + passed)
+        return math.prod(factors) if factors else None
 
     def renews_maps(self, epoch: int) -> bool:
         """Whether the stored maps are computed anew before this epoch: after burn-in, then every `mask.every`."""
@@ -59,16 +70,11 @@ def build_plan(config: Config) -> Plan:
     choose(PRECISIONS, config.precision, "precision")
     model, names = build_model(config), config.mask
     mask = masks.budget_policy(
-        cam=names.cam,
-        layer=names.layer,
-        target=names.target,
-        rule=names.rule,
-        eps=config.eps,
-        eps_low=config.eps_low,
-        stored=names.every > 0,
+        **names.model_dump(exclude={"every"}), eps=config.eps, eps_low=config.eps_low, stored=names.every > 0
     )
-    some = torch.zeros(1, 3, dataset.size, dataset.size)
-    masks.cam(model, some, method=names.cam, layer=names.layer)  # reports a wrong layer now
+    if names.source in masks.MAPS:
+        some = torch.zeros(1, 3, dataset.size, dataset.size)
+        masks.cam(model, some, method=names.source, layer=names.layer)  # reports a wrong layer now
     burn_in, main = config.burn_in, config.objective.name
     return Plan(
         config,

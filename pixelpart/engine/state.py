@@ -14,7 +14,7 @@ from pixelpart.engine.views import choose_layout, make_views
 from pixelpart.models import Classifier
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
-from pixelpart.types import Budget
+from pixelpart.types import Budget, Share
 from pixelpart.view.borrow import FrozenView
 
 SINGLE = World()
@@ -122,14 +122,14 @@ class Tally:
         self.sums = torch.zeros(len(self.FIELDS), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, loss: Tensor, budget: Budget, dead: Tensor, *, n: int, high_from: Budget) -> None:
-        """Adds a step on n images: its mean loss, its budgets and its number of dead maps."""
+    def add(self, loss: Tensor, budget: Budget, share: Share, dead: Tensor, *, n: int) -> None:
+        """Adds a step on n images: its mean loss, its budgets, their shares and its number of dead maps."""
         level = budget if isinstance(budget, Tensor) else loss.new_full((), budget)
         values = (
             torch.ones_like(loss),
             loss,
             level.mean(),
-            (level >= high_from).float().mean(),
+            (share >= 0.5).float().mean(),
             dead / n,
             (~loss.isfinite()).float() / n,
         )

@@ -17,8 +17,8 @@ from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
-from pixelpart.masks import BudgetPolicy
-from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Targets
+from pixelpart.masks import BudgetPolicy, draw_blobs
+from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Share, Targets
 from pixelpart.view.borrow import FrozenView
 
 
@@ -50,12 +50,12 @@ class Phase:
     attack: TrainingAttack
     mask: BudgetPolicy | None
     objective: TrainingObjective
-    budget_scale: float = 1.0  # factor on all budgets while eps ramps up
+    budget_scale: float | None = None  # factor on all budgets; it varies by epoch and reaches the step as a tensor
 
     @property
     def needs_clean_pass(self) -> bool:
         """Whether a step begins with a forward pass on the clean images."""
-        return self.attack.away_from == "clean logits" or (self.mask is not None and not self.mask.stored)
+        return self.attack.away_from == "clean logits" or (self.mask is not None and self.mask.needs_clean_pass)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class StepBatch:
     augmentation: augment.Params
     noise: Tensor  # start noise, with a leading dimension where an attack has several starts
     maps: Map | None = None  # stored raw maps
-    budget_scale: BudgetMap | None = None  # factor on the budgets, only while eps ramps up
+    blobs: Tensor | None = None  # coarse noise of the source and of the control, if either is blobs
+    budget_scale: BudgetMap | None = None  # factor on the budgets, while eps changes by epoch
 
 
 def step_batch(
@@ -91,14 +92,16 @@ def step_batch(
     starts = () if phase.attack.starts == 1 else (phase.attack.starts,)
     like = batch.images.new_empty((*starts, n, *batch.images.shape[1:]))
     noise = draw_noise(like, kind=phase.attack.start, generator=generator("start"))
-    scale = phase.budget_scale
+    mask, scale = phase.mask, phase.budget_scale
+    blobs = draw_blobs(n, generator=generator("blobs"))[mine] if mask is not None and mask.needs_blobs else None
     return StepBatch(
         batch.images,
         batch.labels,
         augmentation[mine],
         noise[..., mine, :, :, :],
-        maps=maps[batch.index] if maps is not None and phase.mask is not None else None,
-        budget_scale=batch.images.new_full((len(batch.labels), 1, 1, 1), scale) if scale < 1 else None,
+        maps=maps[batch.index] if maps is not None and mask is not None else None,
+        blobs=blobs,
+        budget_scale=None if scale is None else batch.images.new_full((len(batch.labels), 1, 1, 1), scale),
     )
 
 
@@ -118,7 +121,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     view = state.attack_view()  # eval mode, the weights as they are now
     clean = clean_pass(view, x) if phase.needs_clean_pass else None
 
-    budget, high_from, dead = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
+    budget, share, dead = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
     start = start_points(x, budget, batch.noise, kind=phase.attack.start)
     away_from = attack_target(phase.attack, targets, y, clean)
     x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
@@ -127,7 +130,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     loss = state.descend(
         lambda: phase.objective.loss(state.network, x, x_adv, targets), n=len(y), awp=phase.objective.awp
     )
-    state.tally.add(loss, budget, dead, n=len(y), high_from=high_from)
+    state.tally.add(loss, budget, share, dead, n=len(y))
 
 
 def training_targets(batch: StepBatch, x: Images, *, classes: int) -> Targets:
@@ -153,29 +156,40 @@ def pixel_budget(
     y: Labels,
     clean: CleanPass | None,
     batch: StepBatch,
-) -> tuple[Budget, Budget, Tensor]:
-    """How far each pixel may move, from where on a budget counts as high, and the number of dead maps.
+) -> tuple[Budget, Share, Tensor]:
+    """How far each pixel may move, its share of the way from eps_low to eps, and the number of dead maps.
 
     A fresh map is read from the very images that are attacked. A stored map belongs to the image before augmentation
-    and its budget moves with the image; padding and erased pixels, which it does not cover, get eps.
+    and its share moves with the image; padding and erased pixels, which it does not cover, get share 1.
     """
     mask, size = phase.mask, (x.shape[-2], x.shape[-1])
-    budget: Budget
-    high_from: Budget
-    if mask is None:
-        budget, high_from, dead = phase.eps, 0.0, torch.zeros((), device=x.device)
-    elif mask.stored:
-        assert batch.maps is not None
-        budget, flags = mask.budget(batch.maps, size)
-        budget, high_from = augment.apply(batch.augmentation, budget, fill=mask.eps), mask.high_from
+    budget: Budget = phase.eps
+    share, dead = x.new_ones(1, 1, 1, 1), x.new_zeros(())
+    if mask is not None:
+        maps = batch.maps if mask.stored else source_maps(state, mask, view, x, y, clean, batch.blobs)
+        assert maps is not None
+        share, flags = mask.share(maps, size)
+        if mask.moves:
+            share = augment.apply(batch.augmentation, share, fill=1.0)
+        budget, share = mask.budget(share, flags, None if batch.blobs is None else batch.blobs[:, 1])
         dead = flags.sum()
-    else:
-        assert clean is not None
-        budget, flags = mask.budget(mask.maps(state.model, view, x, y, clean.acts, clean.logits), size)
-        high_from, dead = mask.high_from, flags.sum()
     if batch.budget_scale is not None:
-        budget, high_from = batch.budget_scale * budget, batch.budget_scale * high_from
-    return budget, high_from, dead
+        budget = batch.budget_scale * budget
+    return budget, share, dead
+
+
+def source_maps(
+    state: TrainingState,
+    mask: BudgetPolicy,
+    view: FrozenView,
+    x: Images,
+    y: Labels,
+    clean: CleanPass | None,
+    blobs: Tensor | None,
+) -> Map:
+    """The maps of the images as the network sees them now."""
+    seen = {"model": state.model, "view": view, "noise": None if blobs is None else blobs[:, 0]}
+    return mask.maps(x, y, **seen, **({} if clean is None else {"acts": clean.acts, "logits": clean.logits}))
 
 
 def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tensor:

@@ -5,17 +5,16 @@ from torch import Tensor
 
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
-from pixelpart.engine.step import clean_pass
+from pixelpart.engine.step import clean_pass, source_maps
 from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy
 from pixelpart.types import Images, Labels, Map
 
 
-def current_maps(state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels) -> Map:
-    """The raw maps of the images at the present weights."""
+def current_maps(state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels, *, blobs: Tensor | None = None) -> Map:
+    """The source's maps of the images at the present weights."""
     view = state.attack_view()
-    clean = clean_pass(view, x)
-    return mask.maps(state.model, view, x, y, clean.acts, clean.logits)
+    return source_maps(state, mask, view, x, y, clean_pass(view, x) if mask.source.from_model else None, blobs)
 
 
 def empty_maps(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> Tensor | None:

@@ -81,7 +81,8 @@ class AttackSpec:
         elif self.precision != "fp32":
             found["search"] = self.precision
         if self.mask:
-            found["mask"] = self.mask.model_dump(exclude={"every"})
+            names = {"cam": "source", "layer": "layer", "rule": "rule", "target": "target"}  # as kept results have them
+            found["mask"] = {name: getattr(self.mask, field) for name, field in names.items()}
         if self.kind in THROUGH_MASK:
             found["eps_low"] = EPS_LOW
         if self.norm != "linf":
@@ -193,8 +194,10 @@ def fit(spec: AttackSpec, target: Target, classes: int, say: Callable[[str], Non
 
 
 def mask_of(config: Config | None) -> MaskConfig:
-    """The mask that an adaptive attack uses: the run's own, or gradcam with the rule mean."""
-    return config.mask if config and config.mask.rule != "none" else MaskConfig(rule="mean")
+    """The mask that an adaptive attack uses: the run's own without its control, or gradcam with the rule mean."""
+    if config is None or config.mask.rule == "none":
+        return MaskConfig(rule="mean")
+    return config.mask.model_copy(update={"control": "none", "mean": 0.0})
 
 
 def in_range(what: str, value: Any, *, most: float = 1) -> float:

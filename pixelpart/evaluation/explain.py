@@ -19,7 +19,7 @@ from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run
 from pixelpart.runtime.precision import ieee_fp32
-from pixelpart.types import BudgetMap, Heatmap, Images, Labels
+from pixelpart.types import BudgetMap, Heatmap, Images, Labels, Share
 from pixelpart.view.borrow import borrowed
 
 DEFAULT_IMAGES = 12
@@ -57,7 +57,7 @@ def explain(
     index = spread_over_classes(target.pictures.labels, n)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
         x, y = target.pictures.take(index)
-        heat, budget = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
+        heat, budget, _ = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
         start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
         x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
         predictions = zip(_predictions(model, x), _predictions(model, x_adv), strict=True)
@@ -91,19 +91,27 @@ def spread_over_classes(labels: Labels, n: int) -> Tensor:
 
 
 def heat_and_budget(
-    model: Classifier, x: Images, y: Labels, mask: MaskConfig, *, eps: float, eps_low: float
-) -> tuple[Heatmap, BudgetMap]:
-    """The mask's heat map of each image and the budget of its rule; eps everywhere without a rule."""
-    heat = masks.heatmap(model, x, method=mask.cam, target=y if mask.target == "label" else None, layer=mask.layer)
-    if mask.rule == "none":
-        return heat, torch.full_like(heat, eps)[:, None]
-    return heat, masks.budget(heat, eps=eps, eps_low=eps_low, rule=mask.rule)
-
-
-def is_high(budget: BudgetMap, config: Config) -> Tensor:
-    """Where the budget counts as high, as in training; everywhere if there is only one level."""
-    policy = masks.budget_policy(rule=config.mask.rule, eps=config.eps, eps_low=config.eps_low)
-    return budget >= (policy.high_from if policy else 0.0)
+    model: Classifier,
+    x: Images,
+    y: Labels,
+    mask: MaskConfig,
+    *,
+    eps: float,
+    eps_low: float,
+    blobs: Tensor | None = None,
+) -> tuple[Heatmap, BudgetMap, Share]:
+    """Heat, budget and share of the run's policy at each pixel; without a rule eps everywhere, and share 1."""
+    settings = mask.model_dump(exclude={"every"})
+    policy = masks.budget_policy(**settings, eps=eps, eps_low=eps_low)
+    plain = policy or masks.budget_policy(**settings | {"rule": "mean"}, eps=1.0, eps_low=0.0)
+    assert plain is not None
+    with torch.no_grad():
+        noise, control_noise = (None, None) if blobs is None else (blobs[:, 0], blobs[:, 1])
+        maps, size = plain.maps(x, y, model=model, view=model, noise=noise), (x.shape[-2], x.shape[-1])
+        heat = plain.heat(maps, size)
+        if policy is None:
+            return heat, torch.full_like(heat, eps)[:, None], torch.ones_like(heat)[:, None]
+        return heat, *policy.budget(*policy.share(maps, size), control_noise)
 
 
 def object_shares(
@@ -114,9 +122,9 @@ def object_shares(
     heat_on, heat_all, high_on, high_all, area_on, area_all = (0.0,) * 6
     for index in torch.arange(min(len(object_masks), len(pictures))).split(batch_size):
         x, y = pictures.take(index)
-        heat, budget = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
+        heat, _, share = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
         alive = ~masks.dead(heat)
-        heat, top = heat[alive].double(), is_high(budget, config)[alive]
+        heat, top = heat[alive].double(), share[alive] >= 0.5
         inside = object_masks[index].to(x.device)[alive]
         live, dead = live + len(heat), dead + len(x) - len(heat)
         heat_on, heat_all = heat_on + float((heat * inside).sum()), heat_all + float(heat.sum())

@@ -1,32 +1,41 @@
-"""Which pixels matter, and how much budget each gets: model and image -> map -> heat -> budget.
+"""Which pixels matter, and how much budget each gets: source -> map -> rule -> share -> control -> scale -> budget.
 
-A new map or rule is a function and an entry in a table below.
+A new source, rule or control is a function and an entry in a table below.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
+from pixelpart.masks.controls import draw_blobs, flat, inverted, same_area, shuffled, unchanged
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
-from pixelpart.masks.policy import BudgetPolicy, budget_policy
-from pixelpart.masks.rules import above_mean, above_quantile, budget, dead, official, parse_rule, soft, zscore
+from pixelpart.masks.policy import BudgetPolicy, budget, budget_policy
+from pixelpart.masks.rules import above_mean, above_quantile, dead, official, parse_rule, soft, zscore
+from pixelpart.masks.sources import Source, SourceInputs, model_map, parse_source
 
 __all__ = [
     "CAMS",
+    "CONTROLS",
     "MAPS",
     "ROLLOUTS",
     "RULES",
+    "SOURCES",
     "BudgetPolicy",
+    "Source",
+    "SourceInputs",
     "attention_map",
     "budget",
     "budget_policy",
     "cam",
     "dead",
+    "draw_blobs",
     "features_cam",
     "heatmap",
     "parse_rule",
+    "parse_source",
     "pooled_cam",
     "upscale",
 ]
@@ -42,6 +51,11 @@ ROLLOUTS: dict[str, Callable[[Any, Tensor, Tensor | None], Tensor]] = {
 
 MAPS: dict[str, Callable[..., Tensor]] = {**CAMS, **ROLLOUTS}
 
+# what marks the pixels
+SOURCES: dict[str, Source] = {
+    name: Source(functools.partial(model_map, method=name), raw=True, from_model=True) for name in MAPS
+}
+
 # heat -> share in [0, 1]; the budget is eps_low + share (eps - eps_low)
 RULES: dict[str, Callable[..., Tensor]] = {
     "mean": above_mean,
@@ -49,4 +63,13 @@ RULES: dict[str, Callable[..., Tensor]] = {
     "quantile": above_quantile,
     "soft": soft,
     "zscore": zscore,
+}
+
+# (share, dead, noise) -> share
+CONTROLS: dict[str, Callable[..., Tensor]] = {
+    "none": unchanged,
+    "inverted": inverted,
+    "shuffled": shuffled,
+    "flat": flat,
+    "blobs": same_area,
 }

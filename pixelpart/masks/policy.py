@@ -1,8 +1,8 @@
-"""A budget policy: which maps are read from a batch, and how they become the budget of each pixel.
+"""A budget policy: from images to the budget of each pixel.
 
-In the order in which they act: the source (`cam`, `layer`, `of_label`), the rule, budget eps for dead maps, and the
-scale from eps_low to eps. The policy's own numbers are constants of a compiled step; what varies by step, epoch or
-image reaches the step as a tensor of its batch.
+In the order in which they act: source (`maps`), rule and share 1 for dead maps (`share`), control and scale (`budget`).
+The policy's own numbers are constants of a compiled step; what varies by step, epoch or image reaches the step as a
+tensor of its batch.
 """
 
 import functools
@@ -10,76 +10,132 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose, unknown
-from pixelpart.masks.maps import cam as cam_of_images
-from pixelpart.masks.maps import features_cam, upscale
-from pixelpart.masks.rules import budget, dead, parse_rule
-from pixelpart.types import BudgetMap, Flags, Images, Labels, Logits, Map
+from pixelpart.masks.controls import Noise
+from pixelpart.masks.maps import upscale
+from pixelpart.masks.rules import dead, parse_rule
+from pixelpart.masks.sources import Source, SourceInputs, parse_source
+from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Map, Share
 
 TARGETS = ("predicted", "label")
+MEAN_OVER = {"image": (1, 2, 3), "batch": (0, 1, 2, 3)}
 
 
 @dataclass(frozen=True)
 class BudgetPolicy:
-    """Turns images into budgets: `maps` reads a raw map of each image, `budget` makes a budget of each raw map."""
+    """Which maps are read from a batch, and how they become the budget of each pixel."""
 
-    cam: str  # a name in masks.MAPS
-    layer: str  # where the map is read
+    source: Source
+    read: Callable[[SourceInputs], Map]  # the source with its settings
+    layer: str  # where a map of the model is read
     of_label: bool  # the map explains the label, not the predicted class
     stored: bool  # maps are kept between epochs, not read from the batch
-    eps: float  # the largest budget, and that of pixels without a map
-    high_from: float  # budgets from here up count as high
-    budget: Callable[[Map, tuple[int, int]], tuple[BudgetMap, Flags]]  # `budget_of_maps`, which engine/fast.py compiles
+    rule: Callable[[Heatmap], Share]
+    control: Callable[[Share, Flags, Noise | None], Share]
+    eps: float
+    eps_low: float
+    mean: float  # 0: budgets are not rescaled
+    mean_over: str
+    needs_blobs: bool  # the source or the control reads coarse noise
 
-    def maps(self, model: Any, view: Any, x: Images, y: Labels, acts: Tensor, logits: Logits) -> Map:
-        """The raw map of each image's class.
+    @property
+    def needs_clean_pass(self) -> bool:
+        """Whether maps are computed from the network's outputs in every step."""
+        return self.source.from_model and not self.stored
 
-        `acts` and `logits` are what `view` computed for x. At the last layer they are all that a class activation map
-        needs; other layers and attention maps take a pass of their own through `model`.
-        """
-        target = y if self.of_label else logits.argmax(1)
-        if self.layer == "features" and self.cam in masks.CAMS:
-            return features_cam(view, acts, target, method=self.cam)
-        return cam_of_images(model, x, target, method=self.cam, layer=self.layer)
+    @property
+    def moves(self) -> bool:
+        """Whether maps belong to the images before augmentation, so that shares move with the pixels."""
+        return self.stored
+
+    def maps(self, x: Images, y: Labels, **seen: Any) -> Map:
+        """The source's map of each image; `seen` are the other fields of `SourceInputs` that it reads."""
+        predicted = None if seen.get("logits") is None else seen["logits"].argmax(1)
+        target = y if self.of_label else predicted
+        return self.read(SourceInputs(x, y, target, self.layer, **seen))
+
+    def heat(self, maps: Map, size: tuple[int, int]) -> Heatmap:
+        """Maps of the network at image size and in [0,1]; other maps are that already."""
+        return upscale(maps, size) if self.source.raw else maps
+
+    def share(self, maps: Map, size: tuple[int, int]) -> tuple[Share, Flags]:
+        """Each pixel's share of the way from eps_low to eps, and which maps are dead; these have share 1."""
+        heat = self.heat(maps, size)
+        flags = dead(heat)
+        return live_or_one(self.rule(heat), flags), flags
+
+    def budget(self, share: Share, dead: Flags, noise: Noise | None = None) -> tuple[BudgetMap, Share]:
+        """Control, then scale: the budget of each pixel, and its share after the control."""
+        share = torch.where(dead[:, None, None, None], share, self.control(share, dead, noise))
+        budget = scale(share, eps=self.eps, eps_low=self.eps_low)
+        return (with_mean(budget, self.mean, over=self.mean_over) if self.mean else budget), share
 
 
-def budget_of_maps(
-    maps: Map, size: tuple[int, int], *, eps: float, eps_low: float, rule: str
-) -> tuple[BudgetMap, Flags]:
-    """The budget of each raw map at image size, and which of the maps are dead."""
-    heat = upscale(maps, size)
-    return budget(heat, eps=eps, eps_low=eps_low, rule=rule), dead(heat)
+def live_or_one(share: Share, dead: Flags) -> Share:
+    """1 at every pixel of the images whose map is dead."""
+    return torch.where(dead[:, None, None, None], 1, share)
+
+
+def scale(share: Share, *, eps: float, eps_low: float) -> BudgetMap:
+    """eps_low + share (eps - eps_low)."""
+    # eps itself where the share is 1: the sum may round past it.
+    return torch.where(share >= 1, eps, eps_low + (eps - eps_low) * share)
+
+
+def with_mean(budget: BudgetMap, mean: float, *, over: str) -> BudgetMap:
+    """Budgets in the same ratio whose mean over each image, or over the batch, is `mean`; none is above 1.
+
+    Where all budgets are 0 there is no ratio, and each becomes `mean`.
+    """
+    level = budget.mean(MEAN_OVER[over], keepdim=True)
+    return torch.where(level > 0, budget * (mean / level), mean).clamp(max=1)
+
+
+def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> BudgetMap:
+    """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps in images of zero heat."""
+    if not (0 <= eps <= 1 and 0 <= eps_low <= 1):
+        raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose both from 0 to 1")
+    return scale(live_or_one(parse_rule(rule)(heat), dead(heat)), eps=eps, eps_low=eps_low)
 
 
 def budget_policy(
     *,
-    cam: str = "gradcam",
+    source: str = "gradcam",
     layer: str = "features",
     target: str = "predicted",
     rule: str = "mean",
+    control: str = "none",
+    mean: float = 0.0,
+    mean_over: str = "image",
     eps: float,
     eps_low: float,
     stored: bool = False,
 ) -> BudgetPolicy | None:
     """The policy that these settings name, None for rule "none"; a name that does not exist is a UserError."""
     choose({"none": None, **masks.RULES}, rule.partition(":")[0], "mask.rule")
-    choose(masks.MAPS, cam, "cam")
+    found, settings = parse_source(source)
+    control_function = choose(masks.CONTROLS, control, "mask.control")
+    choose(MEAN_OVER, mean_over, "mask.mean_over")
     if target not in TARGETS:
         raise unknown("mask.target", target, TARGETS)
     if rule == "none":
         return None
-    parse_rule(rule)
     if eps == 0:
         raise UserError("a mask needs eps above 0")
     return BudgetPolicy(
-        cam=cam,
+        source=found,
+        read=functools.partial(found.maps, **settings),
         layer=layer,
         of_label=target == "label",
         stored=stored,
+        rule=parse_rule(rule),
+        control=control_function,
         eps=eps,
-        high_from=(eps + eps_low) / 2 if eps_low < eps else 0.0,
-        budget=functools.partial(budget_of_maps, eps=eps, eps_low=eps_low, rule=rule),
+        eps_low=eps_low,
+        mean=mean,
+        mean_over=mean_over,
+        needs_blobs="blobs" in (source, control),
     )

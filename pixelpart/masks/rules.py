@@ -1,32 +1,18 @@
-"""From heat to budget: a rule gives each pixel a share in [0,1], and its budget is eps_low + share (eps - eps_low).
+"""Rules: from heat to each pixel's share in [0,1] of the way from eps_low to eps.
 
 heat is (b, h, w) in [0,1]; mean, deviation and quantile are taken over each image.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose
-from pixelpart.types import BudgetMap, Flags, Heatmap
-
-Share = Float[Tensor, "b #c h w"]
-
-
-def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> BudgetMap:
-    """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps in images of zero heat."""
-    if not 0 <= eps_low <= eps <= 1:
-        raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose 0 <= eps_low <= eps <= 1")
-    function, settings = parse_rule(rule)
-    share = function(heat, **settings)
-    between = eps_low + (eps - eps_low) * share
-    # eps itself where the share is 1: the sum above may round past it.
-    return torch.where((share >= 1) | dead(heat)[:, None, None, None], eps, between)
+from pixelpart.types import Flags, Heatmap, Share
 
 
 def dead(heat: Heatmap) -> Flags:
@@ -34,12 +20,12 @@ def dead(heat: Heatmap) -> Flags:
     return (heat == 0).flatten(1).all(1)
 
 
-def parse_rule(text: str) -> tuple[Callable[..., Tensor], dict[str, Any]]:
-    """The function and the settings of a rule such as "mean" or "quantile:0.7"."""
+def parse_rule(text: str) -> Callable[[Heatmap], Share]:
+    """The rule of a name such as "mean" or "quantile:0.7"."""
     name, colon, value = text.partition(":")
     function = choose(masks.RULES, name, "rule")
     if not colon:
-        return function, {}
+        return function
     if name != "quantile":
         raise UserError(f"rule {name!r} takes no number, but {text!r} has one; only quantile:Q does")
     try:
@@ -48,7 +34,7 @@ def parse_rule(text: str) -> tuple[Callable[..., Tensor], dict[str, Any]]:
         q = math.nan
     if not 0 <= q < 1:
         raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number Q with 0 <= Q < 1")
-    return function, {"q": q}
+    return functools.partial(function, q=q)
 
 
 def above_mean(heat: Heatmap) -> Share:

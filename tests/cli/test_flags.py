@@ -60,7 +60,7 @@ def test_every_field_has_a_flag_with_help(part):
         (["--epoch", "3"], "unknown option '--epoch'; did you mean --epochs"),
         (["--mask.ruel=mean"], "unknown option '--mask.ruel=mean'; did you mean --mask.rule"),
         (["--mask.r", "mean"], r"unknown option '--mask\.r'"),  # no abbreviations: a later field might match too
-        (["mean"], "unexpected argument 'mean'; see --help"),
+        (["shapes"], "unexpected argument 'shapes'; see --help"),
         (["--eps"], "--eps: expected one argument"),
         (["--zzzzzzzzzzzz"], "unknown option '--zzzzzzzzzzzz'; see --help"),
     ],

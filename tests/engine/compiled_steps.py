@@ -75,8 +75,8 @@ def test_two_compiled_steps_equal_two_plain_steps_and_the_second_compiles_nothin
         train_step(plain, plan.phase(0), batch)
         if i == 0:
             graphs = counters["stats"]["unique_graphs"]
-            # folding, the attack's loss and its move, objective, budget: each once, for all targets of mma too
-            assert graphs == 4 + (phase.mask is not None)
+            # folding, the attack's loss and its move, objective, share, budget: each once, for all targets of mma too
+            assert graphs == 4 + 2 * (phase.mask is not None)
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
     assert_close_state(fast, plain)
@@ -212,7 +212,7 @@ def losses_of(step, state, phase, batches):
     [(method, {}) for method in METHODS]
     + [("part", {"attack": {"name": "mma", "steps": 3}}), ("at", {"model": "preactresnet18"})]
     + [("part", {"model": "wrn-10-1"}), ("part", {"model": "tiny-cnn"}), ("at", AWP), ("part-t", AWP)]
-    + [("part", {"model": "vit-tiny", "mask": {"cam": "gradient-rollout"}} | AWP)]
+    + [("part", {"model": "vit-tiny", "mask": {"source": "gradient-rollout"}} | AWP)]
     + [("part", MIXED), ("part-m", MIXED), ("part", MIXED | MMA), ("at", STRONG), ("part-t", STRONG)]
     + [("at", {"augment": "crop-flip-cutout"})],
     ids=str,

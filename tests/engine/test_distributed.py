@@ -113,7 +113,7 @@ def test_several_processes_train_the_weights_of_a_single_process(method, setting
 
 
 def test_with_batch_norm_all_processes_have_equal_weights_and_statistics():
-    plan = plan_of("part", model="tiny-cnn", mask={"cam": "gradcam"}, ema=0.9)
+    plan = plan_of("part", model="tiny-cnn", mask={"source": "gradcam"}, ema=0.9)
     first, second = in_threads(2, lambda own: epoch_of(own, plan, n=24), lambda world: state_for(plan, world))
     before = plan.model.state_dict()
     for (name, mine), theirs in zip(first.weights().items(), second.weights().values(), strict=True):
@@ -135,7 +135,7 @@ def test_sums_are_over_all_processes_and_are_gathered_by_the_first():
 
 
 def test_stored_maps_equal_those_of_a_single_process():
-    plan = plan_of("part", model="tiny-cnn", mask={"cam": "gradcam", "every": 1})
+    plan = plan_of("part", model="tiny-cnn", mask={"source": "gradcam", "every": 1})
 
     def prepare(world):
         return state_for(plan, world, torch.float32)

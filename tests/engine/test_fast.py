@@ -116,7 +116,7 @@ def test_a_ramp_of_eps_is_one_graph_and_awp_another_and_all_share_one_compiled_l
     for epoch in range(8):
         phase = plan.phase(epoch)
         batch = batch_for(phase, seed=epoch, **SINGLE)
-        if phase.budget_scale < 1:
+        if phase.budget_scale is not None:
             batch = dataclasses.replace(batch, budget_scale=torch.full((6, 1, 1, 1), phase.budget_scale))
         step(fast, phase, batch)
         train_step(plain, phase, batch)

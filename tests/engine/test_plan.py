@@ -77,7 +77,7 @@ def test_burn_in_has_its_own_length_eps_and_loss():
 def test_awp_starts_at_its_epoch_and_budgets_are_scaled_while_eps_ramps_up():
     built = plan("part", epochs=6, burn_in={"epochs": 1}, eps_ramp=4, awp={"gamma": 0.01, "after": 2})
     assert [built.phase(epoch).objective.awp for epoch in range(6)] == [0, 0, 0.01, 0.01, 0.01, 0.01]
-    assert [built.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, 1, 1]
+    assert [built.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, None, None]
 
 
 def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
@@ -102,7 +102,7 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
         ({"optim": {"name": "lion"}}, "unknown optimizer 'lion'; choose from adamw, sgd"),
         ({"mask": {"rule": "median"}}, "unknown mask.rule 'median'; choose from mean, none, official, quantile"),
         ({"mask": {"rule": "quantile:2"}}, "'2' is not a quantile"),
-        ({"mask": {"cam": "grad"}}, "unknown cam 'grad'; choose from gradcam, gradient-rollout, layercam, "),
+        ({"mask": {"source": "grad"}}, "unknown mask.source 'grad'; choose from gradcam, gradient-rollout, layercam, "),
         ({"mask": {"target": "best"}}, "unknown mask.target 'best'; choose from label, predicted"),
         ({"mask": {"layer": "linear"}}, "layer 'linear' gives"),
         ({"mask": {"layer": "layer9"}}, "unknown layer 'layer9'; choose from features, layer1, .*linear"),

@@ -9,7 +9,7 @@ from pixelpart import data, masks
 from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.explain import explain, heat_and_budget, is_high, object_shares, spread_over_classes
+from pixelpart.evaluation.explain import explain, heat_and_budget, object_shares, spread_over_classes
 from pixelpart.evaluation.images import ImageSet
 
 
@@ -64,19 +64,9 @@ def test_without_a_rule_the_budget_is_eps_everywhere(make_run):
 
 def test_the_map_explains_the_class_that_the_config_names(run):
     x, y = (part[:4] for part in data.load("shapes", split="test"))
-    config = Config(dataset="shapes", mask={"rule": "mean", "target": "label", "cam": "layercam"})
-    heat, _ = heat_and_budget(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
+    config = Config(dataset="shapes", mask={"rule": "mean", "target": "label", "source": "layercam"})
+    heat, *_ = heat_and_budget(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
     assert heat.equal(masks.heatmap(run.model, x.float() / 255, method="layercam", target=y))
-
-
-def test_high_is_at_or_above_the_mean_of_both_levels():
-    heat = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0))
-    expected = (heat > heat.mean((1, 2), keepdim=True))[:, None]
-    for rule in ("mean", "soft"):
-        config = Config(mask={"rule": rule})
-        assert is_high(masks.budget(heat, eps=config.eps, eps_low=config.eps_low, rule=rule), config).equal(expected)
-    config = Config(mask={"rule": "soft"}, eps=0.5, eps_low=0.25)
-    assert is_high(torch.tensor([0.37, 0.375, 0.38]), config).tolist() == [False, True, True]
 
 
 def test_object_shares_equal_hand_counted_ones_without_dead_maps(monkeypatch):
@@ -88,7 +78,8 @@ def test_object_shares_equal_hand_counted_ones_without_dead_maps(monkeypatch):
     objects[1, 1, 0] = True
     objects[2] = True
     calls = iter(heat.split(2))
-    monkeypatch.setattr(masks, "heatmap", lambda model, x, **settings: next(calls))
+    monkeypatch.setattr(masks.BudgetPolicy, "maps", lambda policy, x, y, **seen: next(calls))
+    monkeypatch.setattr(masks.BudgetPolicy, "heat", lambda policy, maps, size: maps)
     pictures = ImageSet(torch.zeros(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64), torch.device("cpu"))
     shares = object_shares(None, pictures, objects, Config(mask={"rule": "mean"}), batch_size=2)
     assert shares == {

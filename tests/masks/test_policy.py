@@ -18,9 +18,9 @@ def test_a_raw_map_becomes_eps_in_its_hot_half_and_eps_low_elsewhere_and_a_dead_
     maps[0, :2] = 3
     expected = torch.full((2, 1, 4, 4), LOW)
     expected[0, :, :2] = expected[1] = EPS
-    budget, dead = policy().budget(maps, (4, 4))
-    assert torch.equal(budget, expected)
+    share, dead = policy().share(maps, (4, 4))
     assert dead.tolist() == [False, True]
+    assert torch.equal(policy().budget(share, dead)[0], expected)
 
 
 @pytest.mark.parametrize("layer", ["features", "layer2"])
@@ -28,21 +28,20 @@ def test_a_raw_map_becomes_eps_in_its_hot_half_and_eps_low_elsewhere_and_a_dead_
 def test_a_policys_maps_are_those_of_cam(layer: str, target: str) -> None:
     model, x, y = models.build("tiny-cnn").eval(), torch.rand(3, 3, 16, 16), torch.tensor([1, 2, 3])
     acts = model.features(x).detach()
-    found = policy(cam="layercam", layer=layer, target=target).maps(model, model, x, y, acts, model.head(acts).detach())
+    seen = {"model": model, "view": model, "acts": acts, "logits": model.head(acts).detach()}
+    found = policy(source="layercam", layer=layer, target=target).maps(x, y, **seen)
     expected = masks.cam(model, x, y if target == "label" else None, method="layercam", layer=layer)
     torch.testing.assert_close(found, expected)
-
-
-def test_budgets_from_halfway_up_count_as_high_and_all_do_if_there_is_one_level() -> None:
-    assert policy().high_from == pytest.approx(6.5 / 255)
-    assert policy(eps_low=EPS).high_from == 0
 
 
 def test_rule_none_is_no_policy_and_unknown_names_are_user_errors() -> None:
     assert policy(rule="none") is None
     for settings, message in (
         ({"rule": "median"}, "unknown mask.rule 'median'"),
-        ({"cam": "grad"}, "unknown cam 'grad'"),
+        ({"source": "grad"}, "unknown mask.source 'grad'"),
+        ({"source": "gradcam:2"}, "mask.source 'gradcam' takes no setting, but 'gradcam:2' has one"),
+        ({"control": "random"}, "unknown mask.control 'random'; choose from blobs, flat, inverted, none, shuffled"),
+        ({"mean_over": "epoch"}, "unknown mask.mean_over 'epoch'; choose from batch, image"),
         ({"target": "best"}, "unknown mask.target 'best'; choose from label, predicted"),
         ({"eps": 0.0, "eps_low": 0.0}, "a mask needs eps above 0"),
     ):

@@ -108,14 +108,13 @@ def test_budgets_lie_between_eps_low_and_eps(heat: Tensor, rule: str) -> None:
 @settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(ALL[:4]))
 def test_two_level_budgets_are_eps_and_eps_low_to_the_bit(eps: float, eps_low: float, rule: str) -> None:
-    eps_low, eps = sorted((eps, eps_low))
     budget = masks.budget(HEAT, eps=eps, eps_low=eps_low, rule=rule)
     assert set(budget.flatten().tolist()) == set(torch.tensor([eps, eps_low]).tolist())
 
 
-@pytest.mark.parametrize(("eps", "eps_low"), [(7 / 255, 8 / 255), (8 / 255, -1 / 255), (8.0, 7.0), (float("nan"), 0.0)])
-def test_levels_out_of_order_or_range_are_refused(eps: float, eps_low: float) -> None:
-    with pytest.raises(UserError, match="choose 0 <= eps_low <= eps <= 1"):
+@pytest.mark.parametrize(("eps", "eps_low"), [(8 / 255, -1 / 255), (8.0, 7.0), (float("nan"), 0.0)])
+def test_levels_out_of_range_are_refused(eps: float, eps_low: float) -> None:
+    with pytest.raises(UserError, match="choose both from 0 to 1"):
         masks.budget(HEAT, eps=eps, eps_low=eps_low)
 
 

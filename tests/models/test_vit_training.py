@@ -39,7 +39,7 @@ def inputs(plan, n=16):
     ("method", "precision"), [("gradcam", "fp32"), ("rollout", "bf16"), ("gradient-rollout", "fp32")]
 )
 def test_the_loss_falls_with_every_map(method, precision):
-    plan = build_plan(config(mask={"cam": method}, precision=precision))
+    plan = build_plan(config(mask={"source": method}, precision=precision))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     assert state.attack_view.folded
     state.lr.fill_(0.05)
@@ -57,7 +57,7 @@ def test_the_loss_falls_with_every_map(method, precision):
 @pytest.mark.parametrize("method", sorted(masks.MAPS))
 @pytest.mark.parametrize("target", ["label", "predicted"])
 def test_the_step_uses_the_map_of_the_public_function(method, target):
-    plan = build_plan(config(mask={"cam": method, "target": target}))
+    plan = build_plan(config(mask={"source": method, "target": target}))
     state = TrainingState(plan.model, plan.config, torch.device("cpu"))
     batch = inputs(plan, 4)
     ours = current_maps(state, plan.main.mask, batch.images, batch.labels)
@@ -67,6 +67,6 @@ def test_the_step_uses_the_map_of_the_public_function(method, target):
 
 def test_a_map_that_does_not_fit_the_model_is_an_error_before_training():
     with pytest.raises(UserError, match=r"cam 'rollout' needs a transformer .*; for TinyCNN choose from gradcam"):
-        build_plan(config(model="tiny-cnn", mask={"cam": "rollout"}))
+        build_plan(config(model="tiny-cnn", mask={"source": "rollout"}))
     with pytest.raises(UserError, match="layer 'blocks"):
-        build_plan(config(mask={"cam": "rollout", "layer": "blocks.1"}))
+        build_plan(config(mask={"source": "rollout", "layer": "blocks.1"}))
