@@ -13,7 +13,7 @@ from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.controls import draw_blobs, flat, inverted, same_area, shuffled, unchanged
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
 from pixelpart.masks.policy import BudgetPolicy, budget, budget_policy
-from pixelpart.masks.rules import above_mean, above_quantile, dead, official, parse_rule, soft, zscore
+from pixelpart.masks.rules import above_mean, above_quantile, dead, official, parse_rule, power, rank, soft, zscore
 from pixelpart.masks.sources import Source, SourceInputs, model_map, parse_source
 
 __all__ = [
@@ -60,7 +60,9 @@ SOURCES: dict[str, Source] = {
 RULES: dict[str, Callable[..., Tensor]] = {
     "mean": above_mean,
     "official": official,
+    "power": power,
     "quantile": above_quantile,
+    "rank": rank,
     "soft": soft,
     "zscore": zscore,
 }

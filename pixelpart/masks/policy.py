@@ -98,7 +98,8 @@ def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> 
     """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps in images of zero heat."""
     if not (0 <= eps <= 1 and 0 <= eps_low <= 1):
         raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose both from 0 to 1")
-    return scale(live_or_one(parse_rule(rule)(heat), dead(heat)), eps=eps, eps_low=eps_low)
+    levels = {"eps": eps, "eps_low": eps_low}
+    return scale(live_or_one(parse_rule(rule, **levels)(heat), dead(heat)), **levels)
 
 
 def budget_policy(
@@ -131,7 +132,7 @@ def budget_policy(
         layer=layer,
         of_label=target == "label",
         stored=stored,
-        rule=parse_rule(rule),
+        rule=parse_rule(rule, eps=eps, eps_low=eps_low),
         control=control_function,
         eps=eps,
         eps_low=eps_low,

@@ -1,6 +1,6 @@
 """Rules: from heat to each pixel's share in [0,1] of the way from eps_low to eps.
 
-heat is (b, h, w) in [0,1]; mean, deviation and quantile are taken over each image.
+heat is (b, h, w) in [0,1]; mean, deviation and quantile are taken over each image, ranks over the batch.
 """
 
 import functools
@@ -14,27 +14,42 @@ from pixelpart import masks
 from pixelpart.errors import UserError, choose
 from pixelpart.types import Flags, Heatmap, Share
 
+LEAST_HEAT = 1e-3  # in `power`
+LARGEST_POWER = 10  # 1e-3 to this power, either way, is within the range of fp32
+
 
 def dead(heat: Heatmap) -> Flags:
     """Which images have zero heat at every pixel."""
     return (heat == 0).flatten(1).all(1)
 
 
-def parse_rule(text: str) -> Callable[[Heatmap], Share]:
-    """The rule of a name such as "mean" or "quantile:0.7"."""
+def parse_rule(text: str, *, eps: float, eps_low: float) -> Callable[[Heatmap], Share]:
+    """The rule of a name such as "mean", "quantile:0.7" or "power:0.5", for these levels."""
     name, colon, value = text.partition(":")
     function = choose(masks.RULES, name, "rule")
-    if not colon:
-        return function
-    if name != "quantile":
-        raise UserError(f"rule {name!r} takes no number, but {text!r} has one; only quantile:Q does")
+    if name == "quantile" and colon:
+        q = _number(value)
+        if not 0 <= q < 1:
+            raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number Q with 0 <= Q < 1")
+        return functools.partial(function, q=q)
+    if name == "power":
+        p = _number(value)
+        if not -LARGEST_POWER <= p <= LARGEST_POWER:
+            raise UserError(f"rule {text!r} is not power:P with -{LARGEST_POWER} <= P <= {LARGEST_POWER}")
+        if eps_low >= eps:
+            raise UserError(f"rule {text!r} needs eps_low below eps, not {eps_low:.4g} and {eps:.4g}")
+        return functools.partial(function, p=p, least=eps_low / eps)
+    if colon:
+        raise UserError(f"rule {name!r} takes no number, but {text!r} has one; only quantile:Q and power:P do")
+    return function
+
+
+def _number(text: str) -> float:
+    """The text as a float; NaN if it is none."""
     try:
-        q = float(value)
+        return float(text)
     except ValueError:
-        q = math.nan
-    if not 0 <= q < 1:
-        raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number Q with 0 <= Q < 1")
-    return functools.partial(function, q=q)
+        return math.nan
 
 
 def above_mean(heat: Heatmap) -> Share:
@@ -60,6 +75,27 @@ def soft(heat: Heatmap) -> Share:
     w = heat / heat.mean((1, 2), keepdim=True)
     # As 1 - 1/(1+w): each operation is monotone also after rounding.
     return (1 - 1 / (1 + w))[:, None]
+
+
+def rank(heat: Heatmap) -> Share:
+    """The rank of each value among all values of the batch, from 0 to 1; equal values share their mean rank."""
+    values = heat.flatten()
+    ordered = values.sort().values
+    below, up_to = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    twice = (below + up_to - 1).to(heat.dtype)  # twice the mean rank, counted from 0
+    share = twice / (2 * (len(values) - 1)) if len(values) > 1 else torch.full_like(values, 0.5)
+    return share.view_as(heat)[:, None]
+
+
+def power(heat: Heatmap, *, p: float, least: float) -> Share:
+    """The share at which the budget is proportional to heat^p with mean eps / 2, clipped to [eps_low, eps].
+
+    (clip(w / 2, r, 1) - r) / (1 - r) with w = heat^p / mean(heat^p) and r = eps_low / eps, here `least`. Heat below
+    1e-3 counts as 1e-3.
+    """
+    weight = heat.clamp(min=LEAST_HEAT) ** p
+    half = weight / weight.mean((1, 2), keepdim=True) / 2
+    return ((half.clamp(least, 1) - least) / (1 - least))[:, None]
 
 
 def official(heat: Heatmap) -> Share:

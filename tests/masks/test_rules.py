@@ -13,7 +13,8 @@ from pixelpart.errors import UserError
 from pixelpart.masks import rules
 
 EPS, LOW = 8 / 255, 7 / 255
-ALL = ["mean", "zscore", "quantile", "quantile:0.8", "soft", "official"]
+PER_IMAGE = ["mean", "zscore", "quantile", "quantile:0.8", "soft", "official", "power:0.5", "power:-2"]
+ALL = [*PER_IMAGE, "rank"]
 
 
 def high(heat: Tensor, rule: str) -> list[list[int]]:
@@ -72,7 +73,42 @@ def test_official_is_jet_of_the_square_standardised_over_all_channels() -> None:
         assert 0.05 < expected.mean() < 0.5
 
 
-@pytest.mark.parametrize("rule", ALL)
+def test_power_needs_eps_low_below_eps() -> None:
+    with pytest.raises(UserError, match="rule 'power:1' needs eps_low below eps"):
+        masks.parse_rule("power:1", eps=EPS, eps_low=EPS)
+
+
+def test_rank_equals_a_loop_over_the_values_of_the_batch() -> None:
+    heat = (torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(4)) * 20).round() / 20
+    values = heat.flatten().tolist()
+    expected = [(sum(u < v for u in values) + sum(u <= v for u in values) - 1) / 2 / 47 for v in values]
+    assert len(set(values)) < 48
+    share = rules.rank(heat)
+    assert share.shape == (3, 1, 4, 4)
+    torch.testing.assert_close(share.flatten(), torch.tensor(expected))
+    numbers = torch.tensor([-3.0, 7.0, 2.0, 7.0]).view(4, 1, 1)  # one for each image
+    assert rules.rank(numbers).flatten().tolist() == pytest.approx([0, 5 / 6, 1 / 3, 5 / 6])
+    assert rules.rank(numbers[:1]).item() == 0.5
+
+
+@pytest.mark.parametrize("p", [0.5, 2.0, -0.5, 0.0])
+def test_power_gives_budgets_in_proportion_to_a_power_of_heat_and_clips_them(p: float) -> None:
+    heat = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(5))
+    heat[0, 0, 0] = 0
+    eps, low = 16 / 255, 2 / 255
+    budget = masks.budget(heat, eps=eps, eps_low=low, rule=f"power:{p}")
+    clipped = 0
+    for image, found in zip(heat.tolist(), budget[:, 0].tolist(), strict=True):
+        raised = [[max(value, 1e-3) ** p for value in row] for row in image]
+        mean = sum(map(sum, raised)) / 16
+        for row, ours in zip(raised, found, strict=True):
+            wanted = [eps / 2 * value / mean for value in row]
+            clipped += sum(not low < value < eps for value in wanted)
+            assert ours == pytest.approx([min(max(value, low), eps) for value in wanted], rel=1e-5)
+    assert (clipped > 0) == (p != 0)
+
+
+@pytest.mark.parametrize("rule", PER_IMAGE)
 def test_images_do_not_interact_and_a_dead_map_gives_eps_everywhere(rule: str) -> None:
     heat = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(3))
     heat[1] *= 0.2
@@ -83,14 +119,15 @@ def test_images_do_not_interact_and_a_dead_map_gives_eps_everywhere(rule: str) -
     torch.testing.assert_close(budget, single)
     assert (budget[2] == torch.tensor(EPS)).all()
     assert (budget[:2] < EPS - 1e-4).flatten(1).any(1).all()
-    assert (masks.budget(heat, eps=EPS, eps_low=EPS, rule=rule) == torch.tensor(EPS)).all()
+    if not rule.startswith("power"):
+        assert (masks.budget(heat, eps=EPS, eps_low=EPS, rule=rule) == torch.tensor(EPS)).all()
 
 
 heats = st.lists(st.floats(0, 1, width=32), min_size=9, max_size=9).map(lambda v: torch.tensor(v).view(1, 3, 3))
 
 
 @settings(deadline=None)
-@given(heats, st.sampled_from(["mean", "zscore", "quantile", "quantile:0.8", "soft"]))
+@given(heats, st.sampled_from(["mean", "zscore", "quantile", "quantile:0.8", "soft", "rank", "power:0.5", "power:3"]))
 def test_a_hotter_pixel_never_gets_a_smaller_budget(heat: Tensor, rule: str) -> None:
     budget = masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule)
     order = heat.flatten().argsort(stable=True)
@@ -128,8 +165,12 @@ def test_rules_never_wait_for_the_device(rule: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("means", "unknown rule 'means'; choose from mean, official, quantile, soft, zscore"),
+        ("means", "unknown rule 'means'; choose from mean, official, power, quantile, rank, soft, zscore"),
         ("mean:0.5", "rule 'mean' takes no number"),
+        ("rank:3", "rule 'rank' takes no number"),
+        ("power", "rule 'power' is not power:P with -10 <= P <= 10"),
+        ("power:11", "rule 'power:11' is not power:P"),
+        ("power:half", "rule 'power:half' is not power:P"),
         ("quantile:half", "'half' is not a quantile"),
         ("quantile:1", "'1' is not a quantile"),
         ("quantile:nan", "'nan' is not a quantile"),
@@ -137,4 +178,4 @@ def test_rules_never_wait_for_the_device(rule: str) -> None:
 )
 def test_a_mistake_in_a_rule_is_a_user_error(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        masks.parse_rule(text)
+        masks.parse_rule(text, eps=EPS, eps_low=LOW)
