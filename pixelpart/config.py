@@ -125,7 +125,8 @@ class MaskConfig(Section):
     rule: str = "none"
     """how marks become budgets: none (eps everywhere), mean, zscore, quantile:Q, soft, official, rank, power:P"""
     source: str = "gradcam"
-    """what marks the pixels: gradcam, xgradcam, layercam; for a transformer also rollout, gradient-rollout"""
+    """what marks the pixels: gradcam, xgradcam, layercam, for a transformer also rollout and gradient-rollout;
+    gradient, gradient:SIGMA (blurred), margin (of each image), centre, quadrant:ul|ur|bl|br, blobs, object"""
     layer: str = "features"
     """layer of the map: features (the last activation before pooling) or the name of a module, such as layer3"""
     target: str = "predicted"
@@ -138,6 +139,11 @@ class MaskConfig(Section):
     """rescale budgets to this mean, so that eps and eps_low only fix their ratio; 0: no rescaling"""
     mean_over: str = "image"
     """every image, or the whole batch, gets this mean: image or batch"""
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The keyword arguments of `masks.budget_policy`."""
+        return {name: value for name, value in self if name != "every"} | {"stored": self.every > 0}
 
     @model_validator(mode="before")
     @classmethod

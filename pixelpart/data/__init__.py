@@ -1,5 +1,6 @@
 """Data sets: one file each, one table of all. A new data set is one file and one entry in `SETS`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,7 @@ def _downloaded(module: Any, about: str, *, size: int = 32, decodes: bool = Fals
         files=module.present,
         check=module.check,
         decodes=decodes,
+        masks=getattr(module, "object_masks", None),
     )
 
 
@@ -105,6 +107,21 @@ def load(
     return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
+def object_masks(
+    name: str, *, split: str = "train", root: Root = None, size: int = 0, skip_bad: bool = False
+) -> Tensor:
+    """bool masks (n, h, w) of the objects in the images that `load` returns; UserError if the data set has none."""
+    return require_masks(find(name, size=size, skip_bad=skip_bad), name)(split, root)
+
+
+def require_masks(entry: DataSet, name: str) -> Callable[..., Tensor]:
+    """The function behind `object_masks`; UserError if the data set has none."""
+    if entry.masks is None:
+        known = ", ".join(sorted(other for other, one in SETS.items() if one.masks is not None))
+        raise UserError(f"mask.source 'object' needs object masks, and {name} has none; choose from {known}")
+    return entry.masks
+
+
 def get(
     name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = silent
 ) -> DataSetStatus:
@@ -151,6 +168,7 @@ def _status(name: str, entry: DataSet, root: Root, status: str) -> DataSetStatus
 
 __all__ = [
     "SETS", "Batch", "DataSet", "DataSetStatus", "Loader", "as_float", "augment", "check_images", "check_labels",
-    "check_pixels", "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "of_config",
-    "shapes", "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
+    "check_pixels", "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "object_masks",
+    "of_config",
+    "require_masks", "shapes", "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ class DataSet:
     source: str = ""  # the first address that `get` tries
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
     check: Callable[..., str | None] | None = None  # reads all files; returns a status, None: verified
-    masks: Callable[[str], Tensor] | None = None  # object masks of a split: bool (n, h, w)
+    masks: Callable[..., Tensor] | None = None  # masks(split, root): object masks of a split, bool (n, h, w)
     skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
     decodes: bool = False  # the first `load` decodes image files, which takes long, and reports `progress`
 

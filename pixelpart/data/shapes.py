@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pixelpart.data.dataset import Root
 from pixelpart.errors import choose
 
 Floats = NDArray[np.float32]
@@ -199,6 +200,6 @@ def generate(split: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pictures), torch.from_numpy(labels)
 
 
-def object_masks(split: str) -> Tensor:
+def object_masks(split: str, root: Root = None) -> Tensor:
     """The object masks of `generate(split)`: bool (n, 32, 32)."""
     return torch.from_numpy(_scenes(split)[1])

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from pixelpart.data.dataset import DataSet, Root, home
@@ -125,6 +125,14 @@ def boxes(split: str, root: Root = None, *, skip_bad: bool = False) -> Int64[Ten
     return _decode(items, split, root).select(all_boxes) if skip_bad else all_boxes
 
 
+def object_masks(split: str, root: Root = None, *, skip_bad: bool = False) -> Bool[Tensor, "n 64 64"]:
+    """Whether each pixel is in the box around the object, whose corners belong to it, in the order of `load`."""
+    left, top, right, bottom = boxes(split, root, skip_bad=skip_bad)[:, :, None].unbind(1)
+    place = torch.arange(SIZE)
+    rows, columns = (place >= top) & (place <= bottom), (place >= left) & (place <= right)
+    return rows[:, :, None] & columns[:, None, :]
+
+
 def check(root: Root = None, progress: Progress = silent, *, skip_bad: bool = False) -> str:
     """Decodes all images again; UserError if a list, a count or a file is wrong. `unofficial`: the lists differ."""
     for split in COUNTS:
@@ -147,6 +155,7 @@ def without_bad(entry: DataSet) -> DataSet:
         entry,
         load=functools.partial(load, skip_bad=True),
         check=functools.partial(check, skip_bad=True),
+        masks=functools.partial(object_masks, skip_bad=True),
         skipped=skipped,
     )
 

@@ -78,13 +78,16 @@ def first_order_damage(model: FrozenView, x: Images, y: Labels, budget: Budget) 
     return (grad.abs() * budget).sum((1, 2, 3)).mean().item()
 
 
-def phase_damage(state: TrainingState, phase: Phase, x: Images, y: Labels) -> float:
-    """The first-order damage of the phase's budgets, from fresh maps and the unaveraged weights, on a few images."""
+def phase_damage(state: TrainingState, phase: Phase, x: Images, y: Labels, *, objects: Tensor | None = None) -> float:
+    """The first-order damage of the phase's budgets, from fresh maps and the unaveraged weights, on a few images.
+
+    `objects`: the object masks of the images, which the source `object` needs.
+    """
     x, y = x[:DAMAGE_IMAGES], y[:DAMAGE_IMAGES]
     budget: Budget = phase.eps
     if (mask := phase.mask) is not None:
         blobs = draw_blobs(len(x), generator=draws.generator(0, "blobs of damage", device=x.device))
-        maps = current_maps(state, mask, x, y, blobs=blobs)
+        maps = current_maps(state, mask, x, y, blobs=blobs, objects=None if objects is None else objects[: len(x)])
         budget, _ = mask.budget(*mask.share(maps, (x.shape[-2], x.shape[-1])), blobs[:, 1])
     if phase.budget_scale is not None:
         budget = phase.budget_scale * budget
@@ -106,6 +109,8 @@ def epoch_row(
     probes: dict[str, ProbeResult],
     measured_on: str,
     images: tuple[Images, Labels],
+    *,
+    objects: Tensor | None = None,
 ) -> MetricsRow:
     """The epoch's row of metrics, except its times; damage is computed on the first of `images`."""
     measured = probes[measured_on]
@@ -123,7 +128,7 @@ def epoch_row(
         "budget_mean": sums["budget"] / sums["images"],
         "high_fraction": sums["high"] / sums["images"],
         "dead_cams": round(sums["dead"]),
-        "damage": phase_damage(state, phase, *images),
+        "damage": phase_damage(state, phase, *images, objects=objects),
     }
 
 

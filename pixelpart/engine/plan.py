@@ -13,7 +13,7 @@ from torch import Tensor
 from pixelpart import masks
 from pixelpart.attacks import ATTACKS
 from pixelpart.config import Config
-from pixelpart.data import of_config
+from pixelpart.data import of_config, require_masks
 from pixelpart.data.augment import AUGMENTS
 from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
@@ -69,9 +69,9 @@ def build_plan(config: Config) -> Plan:
     choose(AUGMENTS, config.augment, "augmentation")
     choose(PRECISIONS, config.precision, "precision")
     model, names = build_model(config), config.mask
-    mask = masks.budget_policy(
-        **names.model_dump(exclude={"every"}), eps=config.eps, eps_low=config.eps_low, stored=names.every > 0
-    )
+    mask = masks.budget_policy(**names.policy, eps=config.eps, eps_low=config.eps_low)
+    if mask is not None and mask.source.of_image:
+        require_masks(dataset, config.dataset)
     if names.source in masks.MAPS:
         some = torch.zeros(1, 3, dataset.size, dataset.size)
         masks.cam(model, some, method=names.source, layer=names.layer)  # reports a wrong layer now

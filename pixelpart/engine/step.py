@@ -69,7 +69,7 @@ class StepBatch:
     labels: Labels
     augmentation: augment.Params
     noise: Tensor  # start noise, with a leading dimension where an attack has several starts
-    maps: Map | None = None  # stored raw maps
+    maps: Map | None = None  # of the images before augmentation: stored maps, or object masks
     blobs: Tensor | None = None  # coarse noise of the source and of the control, if either is blobs
     budget_scale: BudgetMap | None = None  # factor on the budgets, while eps changes by epoch
 
@@ -79,7 +79,7 @@ def step_batch(
 ) -> StepBatch:
     """The step's images with their draws, which are made for the global batch; each process takes its slice.
 
-    `maps` are the stored maps of all training images, if there are any.
+    `maps` are the stored maps or the object masks of all training images, if the policy reads them.
     """
     batch = loader.batch(epoch, step)
     n = loader.global_size(step)
@@ -93,13 +93,14 @@ def step_batch(
     like = batch.images.new_empty((*starts, n, *batch.images.shape[1:]))
     noise = draw_noise(like, kind=phase.attack.start, generator=generator("start"))
     mask, scale = phase.mask, phase.budget_scale
+    maps = maps[batch.index].to(batch.images.dtype) if maps is not None and mask is not None else None
     blobs = draw_blobs(n, generator=generator("blobs"))[mine] if mask is not None and mask.needs_blobs else None
     return StepBatch(
         batch.images,
         batch.labels,
         augmentation[mine],
         noise[..., mine, :, :, :],
-        maps=maps[batch.index] if maps is not None and mask is not None else None,
+        maps=maps,
         blobs=blobs,
         budget_scale=None if scale is None else batch.images.new_full((len(batch.labels), 1, 1, 1), scale),
     )
@@ -159,14 +160,16 @@ def pixel_budget(
 ) -> tuple[Budget, Share, Tensor]:
     """How far each pixel may move, its share of the way from eps_low to eps, and the number of dead maps.
 
-    A fresh map is read from the very images that are attacked. A stored map belongs to the image before augmentation
-    and its share moves with the image; padding and erased pixels, which it does not cover, get share 1.
+    A fresh map is read from the very images that are attacked. Stored maps and object masks belong to the image before
+    augmentation and their shares move with it; padding and erased pixels, which they do not cover, get share 1.
     """
     mask, size = phase.mask, (x.shape[-2], x.shape[-1])
     budget: Budget = phase.eps
     share, dead = x.new_ones(1, 1, 1, 1), x.new_zeros(())
     if mask is not None:
-        maps = batch.maps if mask.stored else source_maps(state, mask, view, x, y, clean, batch.blobs)
+        maps = batch.maps
+        if not mask.stored:
+            maps = source_maps(state, mask, view, x, y, clean, blobs=batch.blobs, objects=maps)
         assert maps is not None
         share, flags = mask.share(maps, size)
         if mask.moves:
@@ -185,11 +188,14 @@ def source_maps(
     x: Images,
     y: Labels,
     clean: CleanPass | None,
+    *,
     blobs: Tensor | None,
+    objects: Tensor | None,
 ) -> Map:
-    """The maps of the images as the network sees them now."""
-    seen = {"model": state.model, "view": view, "noise": None if blobs is None else blobs[:, 0]}
-    return mask.maps(x, y, **seen, **({} if clean is None else {"acts": clean.acts, "logits": clean.logits}))
+    """The source's maps of these images."""
+    seen: dict[str, Tensor | None] = {} if clean is None else {"acts": clean.acts, "logits": clean.logits}
+    seen |= {"noise": None if blobs is None else blobs[:, 0], "objects": objects}
+    return mask.maps(x, y, model=state.model, view=view, **seen)
 
 
 def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tensor:

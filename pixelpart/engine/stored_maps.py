@@ -11,10 +11,19 @@ from pixelpart.masks import BudgetPolicy
 from pixelpart.types import Images, Labels, Map
 
 
-def current_maps(state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels, *, blobs: Tensor | None = None) -> Map:
+def current_maps(
+    state: TrainingState,
+    mask: BudgetPolicy,
+    x: Images,
+    y: Labels,
+    *,
+    blobs: Tensor | None = None,
+    objects: Tensor | None = None,
+) -> Map:
     """The source's maps of the images at the present weights."""
     view = state.attack_view()
-    return source_maps(state, mask, view, x, y, clean_pass(view, x) if mask.source.from_model else None, blobs)
+    clean = clean_pass(view, x) if mask.source.from_model else None
+    return source_maps(state, mask, view, x, y, clean, blobs=blobs, objects=objects)
 
 
 def empty_maps(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> Tensor | None:

@@ -82,6 +82,8 @@ class Trainer:
         self.screen, self.world = screen, world
         if config.batch_size < world.size:
             raise UserError(f"batch_size {config.batch_size} is smaller than the number of processes, {world.size}")
+        if world.size > 1 and plan.main.mask is not None and (setting := plan.main.mask.across_images):
+            raise UserError(f"{setting} compares the images of a whole batch; train in one process, without torchrun")
         self.state = TrainingState(plan.model, config, device, world)
         self.step: Callable[..., None] = train_step
         self.probe_batch: metrics.ProbeBatch = functools.partial(metrics.probe_batch, self.state.evaluated_view, config)
@@ -89,7 +91,7 @@ class Trainer:
         if fast and device.type == "cuda" and world.size == 1:
             self.use_fast_path()
 
-        self.loader, self.probe_sets = training_data.load(
+        self.loader, self.probe_sets, self.objects = training_data.load(
             config, data_root, device=device, world=world, screen=screen, layout=self.state.layout
         )
         self.check_last_batch()
@@ -150,7 +152,8 @@ class Trainer:
         config, steps = self.config, self.loader.steps
         phase = self.plan.phase(epoch)
         self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
-        batch = step_batch(config, phase, self.loader, self.maps, epoch=epoch, step=step)
+        maps = self.maps if self.objects is None else self.objects.training
+        batch = step_batch(config, phase, self.loader, maps, epoch=epoch, step=step)
         stream = f"network of process {self.world.rank}" if self.world.rank else "network"
         draws.seed_torch(config.seed, stream, epoch, step)  # for a network's dropout
         self.step(self.state, phase, batch)
@@ -173,8 +176,9 @@ class Trainer:
         self.position.epoch = epoch + 1
         if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in epochs do not count as best
             self.checkpoints.consider(probes[self.measured_on].robust_ce, self.position)
-        images = self.probe_sets["train"]
-        row = metrics.epoch_row(epoch, self.plan.phase(epoch), self.state, sums, probes, self.measured_on, images)
+        images, objects = self.probe_sets["train"], None if self.objects is None else self.objects.probe
+        phase = self.plan.phase(epoch)
+        row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, images, objects=objects)
         row["seconds"] = time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:

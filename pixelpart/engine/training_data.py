@@ -1,5 +1,6 @@
 """The images of a run: for training, and for the evaluation after every epoch."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +15,14 @@ from pixelpart.runtime.world import World
 from pixelpart.types import Images, Labels
 
 Probes = dict[str, tuple[Images, Labels]]
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Object masks, bool (n, h, w)."""
+
+    training: Tensor  # in the order of the loader's images
+    probe: Tensor  # of the probe "train"
 
 
 def with_data_fields(config: Config) -> Config:
@@ -38,8 +47,11 @@ def load(
     world: World,
     screen: Screen,
     layout: torch.memory_format = torch.channels_last,
-) -> tuple[Loader, Probes]:
-    """The loader of the training images, and the probes by name: "train" and "held-out", else "test"."""
+) -> tuple[Loader, Probes, Objects | None]:
+    """The loader of the training images, and the probes by name: "train" and "held-out", else "test".
+
+    Also the object masks, if the run's mask needs them.
+    """
     images, labels = load_checked(config, "train", root, screen=screen)
     kept, held = split_holdout(len(images), config.holdout, config.split_seed)
     loader = Loader(
@@ -55,7 +67,12 @@ def load(
         if is_user_code(config.dataset):  # may be sorted by class
             first = torch.randperm(len(x), generator=draws.generator(config.seed, "test images"))
         probes["test"] = to_device(x[first[: config.probe]], y[first[: config.probe]], device=device, layout=layout)
-    return loader, probes
+    objects = None
+    if config.mask.source == "object" and config.mask.rule != "none":
+        masks = data.object_masks(config.dataset, root=root, **config.data_options)
+        assert len(masks) == len(images)
+        objects = Objects(masks[kept].to(device), masks[kept[some]].to(device))
+    return loader, probes, objects
 
 
 def skipped(config: Config, root: Path | str | None) -> str:

@@ -197,7 +197,11 @@ def mask_of(config: Config | None) -> MaskConfig:
     """The mask that an adaptive attack uses: the run's own without its control, or gradcam with the rule mean."""
     if config is None or config.mask.rule == "none":
         return MaskConfig(rule="mean")
-    return config.mask.model_copy(update={"control": "none", "mean": 0.0})
+    mask = config.mask
+    if mask.rule == "rank" or mask.source in ("margin", "blobs", "object"):
+        what = f"{mask.source}, rule {mask.rule}"
+        raise UserError(f"adaptive attacks need a map of each image by itself, and this run's mask ({what}) has none")
+    return mask.model_copy(update={"control": "none", "mean": 0.0})
 
 
 def in_range(what: str, value: Any, *, most: float = 1) -> float:

@@ -1,15 +1,17 @@
 """`explain`: writes image, heat map, budget and adversarial image of a few test images of a run."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from pixelpart import data as sets
-from pixelpart import masks
+from pixelpart import draws, masks
 from pixelpart.attacks import pgd
 from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig
 from pixelpart.errors import UserError
@@ -19,7 +21,7 @@ from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run
 from pixelpart.runtime.precision import ieee_fp32
-from pixelpart.types import BudgetMap, Heatmap, Images, Labels, Share
+from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Share
 from pixelpart.view.borrow import borrowed
 
 DEFAULT_IMAGES = 12
@@ -57,7 +59,9 @@ def explain(
     index = spread_over_classes(target.pictures.labels, n)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
         x, y = target.pictures.take(index)
-        heat, budget, _ = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
+        object_masks = None if dataset.masks is None else dataset.masks("test", root)
+        pictures_of = functools.partial(apply_run_policy, model, config, object_masks, seed=seed)
+        heat, budget, *_ = pictures_of(index, x, y)
         start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
         x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
         predictions = zip(_predictions(model, x), _predictions(model, x_adv), strict=True)
@@ -66,9 +70,8 @@ def explain(
             for number, label, (natural, adversarial) in zip(index.tolist(), y.tolist(), predictions, strict=True)
         ]
         on_object = None
-        if dataset.masks is not None:
-            object_masks = dataset.masks("test")[:objects]
-            on_object = object_shares(model, target.pictures, object_masks, config, batch_size=batch_size)
+        if object_masks is not None:
+            on_object = object_shares(pictures_of, target.pictures, object_masks[:objects], batch_size=batch_size)
     tensors = {"picture": x, "heat": heat, "budget": budget, "adversarial": x_adv}
     facts = {
         "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": target.tags["epoch"],
@@ -90,7 +93,17 @@ def spread_over_classes(labels: Labels, n: int) -> Tensor:
     return order[rank.argsort(stable=True)][:n]
 
 
-def heat_and_budget(
+class PolicyPictures(NamedTuple):
+    """What a policy makes of some images."""
+
+    heat: Heatmap  # where a map is one number, the share
+    budget: BudgetMap
+    share: Share
+    dead: Flags
+
+
+@torch.no_grad()
+def apply_policy(
     model: Classifier,
     x: Images,
     y: Labels,
@@ -99,32 +112,62 @@ def heat_and_budget(
     eps: float,
     eps_low: float,
     blobs: Tensor | None = None,
-) -> tuple[Heatmap, BudgetMap, Share]:
-    """Heat, budget and share of the run's policy at each pixel; without a rule eps everywhere, and share 1."""
-    settings = mask.model_dump(exclude={"every"})
-    policy = masks.budget_policy(**settings, eps=eps, eps_low=eps_low)
-    plain = policy or masks.budget_policy(**settings | {"rule": "mean"}, eps=1.0, eps_low=0.0)
-    assert plain is not None
-    with torch.no_grad():
-        noise, control_noise = (None, None) if blobs is None else (blobs[:, 0], blobs[:, 1])
-        maps, size = plain.maps(x, y, model=model, view=model, noise=noise), (x.shape[-2], x.shape[-1])
-        heat = plain.heat(maps, size)
-        if policy is None:
-            return heat, torch.full_like(heat, eps)[:, None], torch.ones_like(heat)[:, None]
-        return heat, *policy.budget(*policy.share(maps, size), control_noise)
+    objects: Tensor | None = None,
+) -> PolicyPictures:
+    """The budget policy of a run on these images; without a rule eps everywhere, and share 1.
+
+    `blobs` are normal numbers as `masks.draw_blobs` draws them, `objects` the object masks, for policies that use them.
+    """
+    policy, size = masks.budget_policy(**mask.policy, eps=eps, eps_low=eps_low), (x.shape[2], x.shape[3])
+    if policy is None:  # for its heat
+        policy = masks.budget_policy(**mask.policy | {"rule": "mean"}, eps=1.0, eps_low=0.0)
+    assert policy is not None
+    noise, control_noise = (None, None) if blobs is None else blobs.unbind(1)
+    maps = policy.maps(x, y, model=model, view=model, noise=noise, objects=objects)
+    share, dead = policy.share(maps, size)
+    heat = share[:, 0] if policy.source.per_image else policy.heat(maps, size)
+    if mask.rule == "none":
+        return PolicyPictures(heat, torch.full_like(heat, eps)[:, None], torch.ones_like(heat)[:, None], dead)
+    parts = (heat[:, None], *policy.budget(share, dead, control_noise))
+    heat, budget, share = (part.expand(*part.shape[:2], *size) for part in parts)
+    return PolicyPictures(heat[:, 0], budget, share, dead)
+
+
+def apply_run_policy(
+    model: Classifier, config: Config, object_masks: Tensor | None, index: Tensor, x: Images, y: Labels, *, seed: int
+) -> PolicyPictures:
+    """`apply_policy` with the run's settings, for the test images of these numbers; each image has its own noise."""
+    if config.mask.source == "object" and object_masks is None:
+        raise UserError(f"the run's budgets follow object masks, which {config.dataset} does not have")
+    grid = masks.controls.BLOB_GRID
+    noise = draws.hashed_normal(draws.keys(seed, "blobs", index), 2 * grid**2).view(-1, 2, grid, grid)
+    return apply_policy(
+        model,
+        x,
+        y,
+        config.mask,
+        eps=config.eps,
+        eps_low=config.eps_low,
+        blobs=noise.to(x.device),
+        objects=None if object_masks is None else object_masks[index].to(x.device, x.dtype),
+    )
 
 
 def object_shares(
-    model: Classifier, pictures: ImageSet, object_masks: Tensor, config: Config, *, batch_size: int
+    pictures_of: Callable[[Tensor, Images, Labels], PolicyPictures],
+    pictures: ImageSet,
+    object_masks: Tensor,
+    *,
+    batch_size: int,
 ) -> dict[str, Any]:
     """The shares of heat, of high-budget pixels and of all pixels that lie on the object, without dead maps."""
     live, dead = 0, 0
     heat_on, heat_all, high_on, high_all, area_on, area_all = (0.0,) * 6
     for index in torch.arange(min(len(object_masks), len(pictures))).split(batch_size):
         x, y = pictures.take(index)
-        heat, _, share = heat_and_budget(model, x, y, config.mask, eps=config.eps, eps_low=config.eps_low)
-        alive = ~masks.dead(heat)
-        heat, top = heat[alive].double(), share[alive] >= 0.5
+        made = pictures_of(index, x, y)
+        alive = ~made.dead
+        heat, top = made.heat[alive].double(), made.share[alive] >= 0.5
         inside = object_masks[index].to(x.device)[alive]
         live, dead = live + len(heat), dead + len(x) - len(heat)
         heat_on, heat_all = heat_on + float((heat * inside).sum()), heat_all + float(heat.sum())

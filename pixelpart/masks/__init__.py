@@ -14,7 +14,20 @@ from pixelpart.masks.controls import draw_blobs, flat, inverted, same_area, shuf
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
 from pixelpart.masks.policy import BudgetPolicy, budget, budget_policy
 from pixelpart.masks.rules import above_mean, above_quantile, dead, official, parse_rule, power, rank, soft, zscore
-from pixelpart.masks.sources import Source, SourceInputs, model_map, parse_source
+from pixelpart.masks.sources import (
+    Source,
+    SourceInputs,
+    blobs,
+    centre,
+    gradient,
+    gradient_settings,
+    margin,
+    model_map,
+    object_mask,
+    parse_source,
+    quadrant,
+    quadrant_settings,
+)
 
 __all__ = [
     "CAMS",
@@ -53,7 +66,13 @@ MAPS: dict[str, Callable[..., Tensor]] = {**CAMS, **ROLLOUTS}
 
 # what marks the pixels
 SOURCES: dict[str, Source] = {
-    name: Source(functools.partial(model_map, method=name), raw=True, from_model=True) for name in MAPS
+    **{name: Source(functools.partial(model_map, method=name), raw=True, from_model=True) for name in MAPS},
+    "gradient": Source(gradient, from_model=True, settings=gradient_settings),
+    "margin": Source(margin, from_model=True, per_image=True),
+    "centre": Source(centre),
+    "quadrant": Source(quadrant, settings=quadrant_settings),
+    "blobs": Source(blobs, raw=True),
+    "object": Source(object_mask, of_image=True),
 }
 
 # heat -> share in [0, 1]; the budget is eps_low + share (eps - eps_low)

@@ -14,9 +14,9 @@ import torch
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose, unknown
-from pixelpart.masks.controls import Noise
+from pixelpart.masks.controls import Noise, shuffled
 from pixelpart.masks.maps import upscale
-from pixelpart.masks.rules import dead, parse_rule
+from pixelpart.masks.rules import dead, parse_rule, rank
 from pixelpart.masks.sources import Source, SourceInputs, parse_source
 from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Map, Share
 
@@ -49,7 +49,14 @@ class BudgetPolicy:
     @property
     def moves(self) -> bool:
         """Whether maps belong to the images before augmentation, so that shares move with the pixels."""
-        return self.stored
+        return (self.stored or self.source.of_image) and not self.source.per_image
+
+    @property
+    def across_images(self) -> str:
+        """The setting by which an image's budget depends on the other images of the batch; "" if there is none."""
+        found = {"mask.rule rank": self.rule is rank, "mask.control shuffled": self.control is shuffled}
+        found["mask.mean_over batch"] = self.mean > 0 and self.mean_over == "batch"
+        return next((name for name, used in found.items() if used), "")
 
     def maps(self, x: Images, y: Labels, **seen: Any) -> Map:
         """The source's map of each image; `seen` are the other fields of `SourceInputs` that it reads."""
@@ -64,7 +71,7 @@ class BudgetPolicy:
     def share(self, maps: Map, size: tuple[int, int]) -> tuple[Share, Flags]:
         """Each pixel's share of the way from eps_low to eps, and which maps are dead; these have share 1."""
         heat = self.heat(maps, size)
-        flags = dead(heat)
+        flags = torch.zeros_like(heat[:, 0, 0], dtype=torch.bool) if self.source.per_image else dead(heat)
         return live_or_one(self.rule(heat), flags), flags
 
     def budget(self, share: Share, dead: Flags, noise: Noise | None = None) -> tuple[BudgetMap, Share]:
@@ -122,10 +129,14 @@ def budget_policy(
     choose(MEAN_OVER, mean_over, "mask.mean_over")
     if target not in TARGETS:
         raise unknown("mask.target", target, TARGETS)
+    if found.per_image and rule != "rank":
+        raise UserError(f"mask.source {source!r} is one number per image; it takes mask.rule rank, not {rule!r}")
     if rule == "none":
         return None
     if eps == 0:
         raise UserError("a mask needs eps above 0")
+    if stored and not found.from_model:
+        raise UserError(f"mask.every stores maps of the network, and mask.source {source!r} does not read it")
     return BudgetPolicy(
         source=found,
         read=functools.partial(found.maps, **settings),

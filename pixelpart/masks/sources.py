@@ -1,16 +1,22 @@
 """Sources: what marks the pixels of an image. Each is a function of `SourceInputs` that returns one map per image."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pixelpart import masks
-from pixelpart.errors import UserError, choose
+from pixelpart import losses, masks
+from pixelpart.errors import UserError, choose, unknown
+from pixelpart.losses import ce
 from pixelpart.masks.controls import Noise
 from pixelpart.masks.maps import cam, features_cam
-from pixelpart.types import Images, Labels, Logits, Map
+from pixelpart.types import Heatmap, Images, Labels, Logits, Map
+
+CORNERS = ("ul", "ur", "bl", "br")
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class SourceInputs:
     acts: Tensor | None = None  # the clean pass: what `view` computed for x
     logits: Logits | None = None
     noise: Noise | None = None  # normal numbers on a coarse grid, drawn for every step
-    objects: Map | None = None  # the true object masks
+    objects: Shaped[Tensor, "b h w"] | None = None  # 1 on the true object of each image, else 0
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Source:
     maps: Callable[..., Map]  # maps(inputs, **settings)
     raw: bool = False  # maps are min-max scaled and resized to the image; else they are heat at image size
     from_model: bool = False  # reads the network, so that its maps may be stored
+    of_image: bool = False  # belongs to the image before augmentation, and moves with it
+    per_image: bool = False  # a map is one number, which may be anything and is compared with those of other images
     settings: Callable[[str], dict[str, Any]] | None = None  # reads what follows the colon of name:setting
 
 
@@ -49,6 +57,84 @@ def model_map(inputs: SourceInputs, *, method: str) -> Map:
         assert inputs.target is not None
         return features_cam(inputs.view, inputs.acts, inputs.target, method=method)
     return cam(inputs.model, inputs.x, inputs.target, method=method, layer=inputs.layer)
+
+
+def gradient(inputs: SourceInputs, *, sigma: float = 0.0) -> Heatmap:
+    """|d cross-entropy / d x| at the clean image, summed over channels, divided by its largest value.
+
+    `sigma`: of the Gaussian by which it is blurred first, in pixels; 0: none.
+    """
+    with torch.enable_grad():
+        leaf = inputs.x.detach().requires_grad_()
+        logits = inputs.view(leaf)
+        target = logits.argmax(1) if inputs.target is None else inputs.target
+        (grad,) = torch.autograd.grad(ce(logits, target).sum(), leaf)
+    sizes = grad.abs().sum(1)
+    if sigma:
+        down, across = (gaussian(n, sigma, like=sizes) for n in sizes.shape[1:])
+        sizes = down @ sizes @ across.T
+    largest = sizes.amax((1, 2), keepdim=True)
+    return torch.where(largest > 0, sizes / largest, 0)
+
+
+def gaussian(n: int, sigma: float, *, like: Tensor) -> Float[Tensor, "n n"]:
+    """Row i is the Gaussian around i of n places, with sum 1."""
+    place = torch.arange(n, device=like.device, dtype=like.dtype)
+    weight = (-((place[:, None] - place) ** 2) / (2 * sigma**2)).exp()
+    return weight / weight.sum(1, keepdim=True)
+
+
+def margin(inputs: SourceInputs) -> Map:
+    """z_y - max_{k != y} z_k of each clean image: how surely it is classified correctly."""
+    logits = inputs.view(inputs.x) if inputs.logits is None else inputs.logits
+    return -losses.margin(logits, inputs.y)[:, None, None]
+
+
+def centre(inputs: SourceInputs) -> Heatmap:
+    """exp(-r^2 / 2 s^2), r the distance from the centre of the image and s a quarter of its side."""
+    b, _, h, w = inputs.x.shape
+    row, column = (torch.arange(n, device=inputs.x.device, dtype=inputs.x.dtype) - (n - 1) / 2 for n in (h, w))
+    distance = (4 * row / h)[:, None] ** 2 + (4 * column / w) ** 2  # r^2 / s^2
+    return (-distance / 2).exp().expand(b, h, w)
+
+
+def quadrant(inputs: SourceInputs, *, corner: str) -> Heatmap:
+    """1 in one quarter of the image, as the network sees it, else 0: ul (upper left), ur, bl or br."""
+    b, _, h, w = inputs.x.shape
+    row, column = torch.arange(h, device=inputs.x.device), torch.arange(w, device=inputs.x.device)
+    inside = ((row < h / 2) == (corner[0] == "u"))[:, None] & ((column < w / 2) == (corner[1] == "l"))
+    return inside.to(inputs.x.dtype).expand(b, h, w)
+
+
+def blobs(inputs: SourceInputs) -> Map:
+    """Coarse noise, drawn anew for every step."""
+    assert inputs.noise is not None
+    return inputs.noise
+
+
+def object_mask(inputs: SourceInputs) -> Heatmap:
+    """1 on the object, else 0; an object that fills the image marks no pixel more than another, and is 0 too."""
+    assert inputs.objects is not None
+    inside = inputs.objects > 0
+    return (inside & ~inside.all((1, 2), keepdim=True)).to(inputs.x.dtype)
+
+
+def gradient_settings(text: str) -> dict[str, float]:
+    """The sigma of gradient:SIGMA."""
+    try:
+        sigma = float(text or 0)
+    except ValueError:
+        sigma = math.nan
+    if not 0 <= sigma < math.inf:
+        raise UserError(f"mask.source 'gradient:{text}' is not gradient:SIGMA, a number of pixels")
+    return {"sigma": sigma}
+
+
+def quadrant_settings(text: str) -> dict[str, str]:
+    """The corner of quadrant:CORNER."""
+    if text not in CORNERS:
+        raise unknown("quadrant", text, CORNERS)
+    return {"corner": text}
 
 
 def parse_source(text: str) -> tuple[Source, dict[str, Any]]:

@@ -60,6 +60,24 @@ def test_labels_and_boxes_follow_the_lists_and_grey_images_have_three_channels(b
     assert boxes("test", tmp_path)[4].tolist() == [4, 2, 54, 62]
 
 
+def test_object_masks_are_the_boxes_corners_included(base, tmp_path):
+    for split, n in (("train", 12), ("test", 6)):
+        masks = data.object_masks("tinyimagenet", split=split, root=tmp_path)
+        assert masks.shape == (n, 64, 64)
+        for mask, (left, top, right, bottom) in zip(masks, tinyimagenet.boxes(split, tmp_path).tolist(), strict=True):
+            inside = [[top <= row <= bottom and left <= column <= right for column in range(64)] for row in range(64)]
+            assert mask.tolist() == inside
+
+
+def test_object_masks_leave_out_the_images_that_skip_bad_leaves_out(base, tmp_path):
+    path = base / "train" / WNIDS[1] / "images" / f"{WNIDS[1]}_2.JPEG"
+    path.write_bytes(path.read_bytes()[:700])
+    options = {"root": tmp_path, "skip_bad": True}
+    masks, whole = data.object_masks("tinyimagenet", **options), data.object_masks("tinyimagenet", root=tmp_path)
+    assert len(masks) == len(data.load("tinyimagenet", **options)[0]) == 11
+    assert torch.equal(masks, torch.cat((whole[:6], whole[7:])))
+
+
 def test_an_archive_in_the_data_root_is_unpacked_and_not_deleted(base, tmp_path, monkeypatch):
     root = tmp_path / "new"
     root.mkdir()

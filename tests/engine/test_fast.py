@@ -35,34 +35,6 @@ def pair_for(plan):
     return state_for(plan, **SINGLE), state_for(plan, **SINGLE)
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    """Stands in for CUDA graphs: a replay runs the captured work on the same buffers. Lists the warm-up runs."""
-    runs = []
-
-    class Graph:
-        def __init__(self, work, result):
-            self.work, self.result = work, result
-
-        def replay(self):
-            made = self.work()
-            if made is not None:
-                self.result.copy_(made)
-
-    def record(work, *, pool=None, between=lambda: None):
-        for _ in range(capture.WARM_UPS):
-            runs.append(work)
-            result = work()
-        between()
-        result = None if result is None else torch.full_like(result, torch.nan)
-        return Graph(work, result), result
-
-    monkeypatch.setattr(capture, "record", record)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return runs
-
-
 @pytest.mark.parametrize("every", [0, 1])
 def test_phases_and_short_batches_give_the_bits_of_the_plain_step(cuda, every):
     """Each phase and batch size is captured once; what the warm-up steps changed is undone."""

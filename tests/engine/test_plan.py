@@ -80,6 +80,19 @@ def test_awp_starts_at_its_epoch_and_budgets_are_scaled_while_eps_ramps_up():
     assert [built.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, None, None]
 
 
+def test_budgets_go_linearly_from_eps_from_after_burn_in_to_eps_in_the_last_epoch():
+    def scales(**settings):
+        built = plan(epochs=6, **({"burn_in": {"epochs": 1}} | settings))
+        return [built.phase(epoch).budget_scale for epoch in range(6)]
+
+    up = scales(eps="10/255", eps_from="6/255")  # 6, 7, 8, 9, 10 of 255
+    assert up == [None, *(pytest.approx(level / 10) for level in (6, 7, 8, 9, 10))]
+    down = scales(method="at", eps="6/255", eps_from="10/255", burn_in={"epochs": 2})
+    assert down == [None, None, *(pytest.approx(level / 6) for level in (10, 26 / 3, 22 / 3, 6))]
+    assert (up[-1], down[-1]) == (1.0, 1.0)
+    assert scales(eps_from="4/255", eps_ramp=2) == [0.25, *map(pytest.approx, (0.375, 0.625, 0.75, 0.875, 1))]
+
+
 def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
     built = plan("part", epochs=12, burn_in={"epochs": 3}, mask={"every": 4})
     assert [epoch for epoch in range(12) if built.renews_maps(epoch)] == [3, 7, 11]
@@ -100,9 +113,11 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
         ({"burn_in": {"objective": "awp"}}, "unknown objective 'awp'; choose from at, mart, trades"),
         ({"optim": {"schedule": "linear"}}, "unknown schedule 'linear'; choose from constant, cosine, cyclic, step"),
         ({"optim": {"name": "lion"}}, "unknown optimizer 'lion'; choose from adamw, sgd"),
-        ({"mask": {"rule": "median"}}, "unknown mask.rule 'median'; choose from mean, none, official, quantile"),
+        ({"mask": {"rule": "median"}}, "unknown mask.rule 'median'; choose from mean, none, official, power, quantile"),
         ({"mask": {"rule": "quantile:2"}}, "'2' is not a quantile"),
-        ({"mask": {"source": "grad"}}, "unknown mask.source 'grad'; choose from gradcam, gradient-rollout, layercam, "),
+        ({"mask": {"source": "grad"}}, "unknown mask.source 'grad'; choose from blobs, centre, gradcam, gradient, "),
+        ({"mask": {"control": "random"}}, "unknown mask.control 'random'; choose from blobs, flat, inverted, none"),
+        ({"mask": {"source": "margin"}}, "mask.source 'margin' is one number per image; it takes mask.rule rank"),
         ({"mask": {"target": "best"}}, "unknown mask.target 'best'; choose from label, predicted"),
         ({"mask": {"layer": "linear"}}, "layer 'linear' gives"),
         ({"mask": {"layer": "layer9"}}, "unknown layer 'layer9'; choose from features, layer1, .*linear"),

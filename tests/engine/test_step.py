@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pixelpart import draws
+from pixelpart import draws, masks
 from pixelpart.data import augment
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
 from steps import METHODS, SIZE, batch_for, plan_for, state_for
 
 EPS, LOW, STEP = 8 / 255, 7 / 255, 3 / 255
+OTHERS = ["gradient:2", "margin", "centre", "quadrant:ul", "blobs", "object"]  # sources besides the network's maps
 NEIGHBOUR = [1, 0, 3, 2, 5, 4]  # the image that each of six is mixed with
 
 
@@ -185,6 +186,25 @@ def test_a_stored_map_moves_with_its_image_and_pixels_outside_of_it_get_eps(kind
     assert torch.allclose(budget.double(), expected, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", augment.AUGMENTS)
+@pytest.mark.parametrize("control", ["none", "inverted"])
+def test_an_object_mask_moves_with_its_image_pixel_by_pixel(kind, control):
+    """The mask is also painted into the image, in its first channel; there it must be where the budget is eps."""
+    plan = plan_for(mask={"source": "object", "rule": "mean", "control": control})
+    batch = batch_for(plan.main, kind=kind)
+    objects = torch.zeros(6, SIZE, SIZE, dtype=torch.float64)
+    for i in range(6):
+        objects[i, 2 + i : 9 + i, 3:12] = 1
+    painted = torch.stack((objects, torch.ones_like(objects), objects), 1)  # the second channel: where an image is
+    augmentation = dataclasses.replace(batch.augmentation, colour=None)
+    batch = dataclasses.replace(batch, augmentation=augmentation, maps=objects)
+    _, budget = attacked(warm_state(plan), plan.main, batch)
+    moved = augment.apply_to_images(augmentation, painted)
+    high = (moved[:, :1] == 1) | (moved[:, 1:2] == 0)
+    assert torch.equal(budget == EPS, high if control == "none" else ~high)
+    assert 0 < high.float().mean() < 1
+
+
 def test_dead_maps_get_eps_and_are_counted():
     plan = plan_for(mask={"rule": "mean", "every": 1})
     state, batch = state_for(plan), batch_for(plan.main, maps=(8, 8), kind="none")
@@ -199,14 +219,17 @@ def test_dead_maps_get_eps_and_are_counted():
     ("method", "overrides", "kind"),
     [(method, {}, "crop-flip") for method in METHODS]
     + [("part-m", {}, kind) for kind in augment.AUGMENTS]
+    + [("part", {"mask": {"source": source, "rule": "rank", "mean": "8/255"}}, "crop-flip") for source in OTHERS]
+    + [("part", {"mask": {"control": control}}, "crop-flip") for control in masks.CONTROLS]
     + [("part", {"awp": {"gamma": 0.01}, "optim": {"name": "adamw", "clip": 1.0}}, "none")],
 )
 def test_a_step_never_waits_for_the_device(method, overrides, kind):
     """Fake tensors have no values: reading one, or branching on one, raises."""
     plan = plan_for(method, objective={"smoothing": 0.1}, **overrides)
     state = TrainingState(plan.model, plan.config, torch.device("cpu"), size=SIZE)
+    maps = (SIZE, SIZE) if plan.config.mask.source == "object" else None
     with FakeTensorMode(allow_non_fake_inputs=True):
-        train_step(state, plan.phase(0), batch_for(plan.main, kind=kind, dtype=torch.float32))
+        train_step(state, plan.phase(0), batch_for(plan.main, kind=kind, dtype=torch.float32, maps=maps))
 
 
 def test_a_step_does_not_use_the_global_generator():

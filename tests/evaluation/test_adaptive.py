@@ -146,6 +146,29 @@ def test_a_runs_own_mask_is_used(make_run, seen, few):
         assert seen[0][2].equal(masks.budget(heat, eps=HIGH, eps_low=LOW, rule="quantile:0.7"))
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"source": "margin", "rule": "rank"},
+        {"source": "object"},
+        {"source": "blobs"},
+        {"source": "gradcam", "rule": "rank"},
+    ],
+)
+def test_a_mask_that_an_image_does_not_have_by_itself_is_refused(make_run, few, mask):
+    with pytest.raises(UserError, match=r"adaptive attacks need a map of each image by itself, and this run's mask \("):
+        evaluate(make_run(mask={"rule": "mean"} | mask), images=2, attacks=["adaptive-pgd1"], device="cpu")
+
+
+@pytest.mark.parametrize("source", ["gradient:2", "centre", "quadrant:ul"])
+def test_controls_and_means_of_training_do_not_change_the_attacked_mask(make_run, few, seen, source):
+    for more in ({}, {"control": "inverted", "mean": "6/255"}):
+        evaluate(make_run(mask={"source": source, "rule": "mean"} | more), images=20, attacks=["adaptive-pgd1"])
+    (_, _, plain, *_), (_, _, controlled, *_) = seen
+    assert torch.equal(plain, controlled)
+    assert set(plain.unique().tolist()) == set(torch.tensor([LOW, HIGH]).tolist())
+
+
 class Unsplit(nn.Module):
     def __init__(self, model):
         super().__init__()

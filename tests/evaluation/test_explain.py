@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -9,7 +10,13 @@ from pixelpart import data, masks
 from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.explain import explain, heat_and_budget, object_shares, spread_over_classes
+from pixelpart.evaluation.explain import (
+    apply_policy,
+    apply_run_policy,
+    explain,
+    object_shares,
+    spread_over_classes,
+)
 from pixelpart.evaluation.images import ImageSet
 
 
@@ -65,8 +72,29 @@ def test_without_a_rule_the_budget_is_eps_everywhere(make_run):
 def test_the_map_explains_the_class_that_the_config_names(run):
     x, y = (part[:4] for part in data.load("shapes", split="test"))
     config = Config(dataset="shapes", mask={"rule": "mean", "target": "label", "source": "layercam"})
-    heat, *_ = heat_and_budget(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
+    heat, *_ = apply_policy(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
     assert heat.equal(masks.heatmap(run.model, x.float() / 255, method="layercam", target=y))
+
+
+@pytest.mark.parametrize("source", ["gradient:2", "margin", "centre", "quadrant:ul", "blobs", "object"])
+def test_every_source_can_be_explained_and_reported(make_run, source, tmp_path):
+    rule = "rank" if source == "margin" else "mean"
+    run = make_run(mask={"source": source, "rule": rule, "control": "blobs", "mean": "6/255"}, eps_low="2/255")
+    facts = json.loads(explain(run, n=4, steps=1, objects=16).read_text())
+    tensors = load_file(run.dir / "explain.safetensors")
+    assert (tensors["heat"].shape, tensors["budget"].shape) == ((4, 32, 32), (4, 1, 32, 32))
+    assert 0 <= tensors["heat"].min() <= tensors["heat"].max() <= 1
+    torch.testing.assert_close(tensors["budget"].mean((1, 2, 3)), torch.full((4,), 6 / 255))
+    assert facts["object"]["n"] == 16
+    index = [image["index"] for image in facts["images"]]
+    if source == "object":
+        assert torch.equal(tensors["heat"].bool(), data.object_masks("shapes", split="test")[index])
+    if source == "margin":
+        assert sorted(tensors["heat"][:, 0, 0].tolist()) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    first = (run.dir / "explain.safetensors").read_bytes()
+    explain(run, n=4, steps=1, objects=16)
+    assert (run.dir / "explain.safetensors").read_bytes() == first  # the noise is seeded
+    assert main(["report", str(run.dir), "--out", str(tmp_path / "report.html")]) == 0
 
 
 def test_object_shares_equal_hand_counted_ones_without_dead_maps(monkeypatch):
@@ -81,7 +109,8 @@ def test_object_shares_equal_hand_counted_ones_without_dead_maps(monkeypatch):
     monkeypatch.setattr(masks.BudgetPolicy, "maps", lambda policy, x, y, **seen: next(calls))
     monkeypatch.setattr(masks.BudgetPolicy, "heat", lambda policy, maps, size: maps)
     pictures = ImageSet(torch.zeros(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64), torch.device("cpu"))
-    shares = object_shares(None, pictures, objects, Config(mask={"rule": "mean"}), batch_size=2)
+    pictures_of = functools.partial(apply_run_policy, None, Config(mask={"rule": "mean"}), objects, seed=0)
+    shares = object_shares(pictures_of, pictures, objects, batch_size=2)
     assert shares == {
         "n": 2, "dead": 1, "object_area": 3 / 8,
         "heat_on_object": pytest.approx(1.2 / 2), "high_budget_on_object": 1 / 2,

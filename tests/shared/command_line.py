@@ -18,7 +18,7 @@ def some(split):
 
 
 @functools.cache
-def some_masks(split):
+def some_masks(split, root=None):
     return data.shapes.object_masks(split)[:SOME]
 
 

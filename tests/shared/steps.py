@@ -1,14 +1,15 @@
 """Plans, training states and batches for tests of single training steps, on small images."""
 
 import copy
+import dataclasses
 
 import torch
 
-from pixelpart import draws, recipes
+from pixelpart import draws, masks, recipes
 from pixelpart.data import augment
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
-from pixelpart.engine.step import StepBatch
+from pixelpart.engine.step import StepBatch, step_batch
 
 METHODS = ["at", "trades", "mart", "part", "part-t", "part-m"]
 SIZE = 16
@@ -39,7 +40,25 @@ def batch_for(phase, n=6, seed=0, *, kind="crop-flip", dtype=torch.float64, devi
     stored = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
     augmentation = augment.draw(kind, n, generator=draws.generator(seed, "test", device=device))
     noise = noise if normal else 2 * noise - 1
-    return StepBatch(images.to(device), labels.to(device), augmentation, noise.to(device), stored)
+    blobs = masks.draw_blobs(n, generator=g, dtype=dtype).to(device)
+    return StepBatch(images.to(device), labels.to(device), augmentation, noise.to(device), stored, blobs)
+
+
+def budgets_of(step, state, plan, loader, maps, *, epochs):
+    """The budget that the attack is given in the first step of each of these epochs; a graph may be captured."""
+    seen = torch.empty(plan.config.batch_size, 3, *loader.take(torch.arange(1))[0].shape[2:], device=loader.device)
+    budgets = []
+    for epoch in epochs:
+        phase = plan.phase(epoch)
+
+        def spy(model, x, target, budget, *, run=phase.attack.run, **rest):
+            seen.copy_(budget)
+            return run(model, x, target, budget, **rest)
+
+        batch = step_batch(plan.config, phase, loader, maps, epoch=epoch, step=0)
+        step(state, dataclasses.replace(phase, attack=dataclasses.replace(phase.attack, run=spy)), batch)
+        budgets.append(seen.clone())
+    return budgets
 
 
 def assert_same_state(a, b):
