@@ -82,7 +82,11 @@ def cut_down(patch):
     train, evaluate = train_module.train, evaluate_module.evaluate
     some = functools.cache(lambda split: tuple(tensor[:SOME] for tensor in data.shapes.generate(split)))
     sets = {
-        "shapes": dataclasses.replace(data.SETS["shapes"], load=lambda split, root: some(split)),
+        "shapes": dataclasses.replace(
+            data.SETS["shapes"],
+            load=lambda split, root: some(split),
+            masks=lambda split, root: data.shapes.object_masks(split)[: None if split == "test" else SOME],
+        ),
         "cifar10": dataclasses.replace(data.SETS["cifar10"], get=lambda root, progress: root, check=lambda root: None),
     }
 
@@ -195,7 +199,7 @@ def test_additions_to_the_package_work(tmp_path):
     own_pictures(tmp_path / "data" / "mine")
     grown = [block for document in DOCUMENTS for block in blocks(document) if block.grown]
     texts = {language: dict.fromkeys(b.text for b in grown if b.language == language) for language in ("python", "sh")}
-    assert len(texts["python"]) == len(texts["sh"]) == 7  # attack, map, rule, objective, augmentation, data set, model
+    assert len(texts["python"]) == len(texts["sh"]) == 9  # attack, map, source, control, rule, ...
     for text in texts["python"]:
         grow(tmp_path, text)
     code = (
@@ -213,7 +217,7 @@ def test_additions_to_the_package_work(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = {path.parent.name for path in tmp_path.glob("runs/*/checkpoints")}
-    assert made == {"cw", "hirescam", "half", "alp", "flip", "mine", "plain"}
+    assert made == {"cw", "hirescam", "edge", "mirrored", "half", "alp", "flip", "mine", "plain"}
 
 
 # -- what is named exists
@@ -303,7 +307,8 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
 
 
 def test_rules_augmentations_attacks_maps_and_networks_are_the_documented_ones():
-    assert {rule.partition(":")[0] for rule in table("how-it-works.md", "Budgets")} == {"none", *masks.RULES}
+    for heading, names in (("Rules", {"none", *masks.RULES}), ("Controls", masks.CONTROLS), ("Sources", masks.SOURCES)):
+        assert {name.partition(":")[0] for name in table("how-it-works.md", heading)} == set(names)
     assert table("how-it-works.md", "Augmentation") == set(data.augment.AUGMENTS)
     assert table("how-it-works.md", "Maps") == set(masks.ROLLOUTS)
     assert table("reference.md", "Networks") == set(models.MODELS)

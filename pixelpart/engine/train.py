@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pixelpart import draws
-from pixelpart.config import Config
+from pixelpart.config import Config, write_fraction
 from pixelpart.engine import metrics, training_data
 from pixelpart.engine.checkpoint import Position, RunCheckpoints
 from pixelpart.engine.fast import CapturedStep
@@ -236,6 +236,9 @@ class Trainer:
         else:
             where = f"{self.device}" if captured else f"{self.device}, uncompiled"
             self.say(f"{config.recipe}: {config.epochs} epochs of {steps} steps on {where}, config {config.hash()}")
+        if self.plan.main.mask is not None and config.eps_low > config.eps:
+            low, high = write_fraction(config.eps_low), write_fraction(config.eps)
+            self.say(f"eps_low {low} is above eps {high}: marked pixels have the smaller budget")
         if self.skipped:
             self.say(self.skipped)
         if captured:

@@ -1,7 +1,7 @@
 """The captured step against the plain step.
 
-CUDA is replaced by a stand-in and nothing is compiled here; compiled code is tested in compiled_steps.py, in a process
-of its own, since in this one shapes are checked at every call.
+CUDA is replaced by a stand-in and nothing is compiled here; compiled code is tested in compiled_steps.py and
+compiled_policies.py, in processes of their own, since in this one shapes are checked at every call.
 """
 
 import dataclasses
@@ -164,8 +164,9 @@ def test_a_run_ends_the_same_by_either_path(cuda, monkeypatch, small, quiet, tmp
         pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.timeout(1800)]),
     ],
 )
-def test_compiled_steps(which):
-    file = Path(__file__).with_name("compiled_steps.py")
+@pytest.mark.parametrize("what", ["steps", "policies"])
+def test_compiled_code(what, which):
+    file = Path(__file__).with_name(f"compiled_{what}.py")
     command = [sys.executable, "-m", "pytest", str(file), "-m", which, "-o", "timeout=600", "-p", "no:cacheprovider"]
     done = subprocess.run(command, env=os.environ | {"PIXELPART_TYPES": "0"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
