@@ -1,10 +1,23 @@
 """Atomic writes and locks between processes. No torch in here."""
 
-import fcntl
+import errno
+import functools
+import math
 import os
+import socket
+import sys
+import tempfile
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+# what flock fails with on a file system without locks, such as some mounts of Lustre, NFS and FUSE
+NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+NOTICE = 10.0  # seconds of waiting before a line says for whom
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
@@ -33,13 +46,81 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+# -- locks
+
+
 @contextmanager
 def exclusive_lock(path: Path, *, wait: bool) -> Iterator[None]:
-    """Holds the lock file `path`; the operating system releases the lock when the process ends.
+    """Holds the lock file `path`, by flock; on a file system without flock, the soft lock `path`.soft.
 
-    Where another process holds it: waits, or raises BlockingIOError if `wait` is False.
+    Where another process holds it: waits, or raises BlockingIOError if `wait` is False, whose strerror names the
+    holder. The lock of a killed process is free, except a soft lock left on another machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
+    try:
+        _acquire(lock, wait=wait)
+    except OSError as error:
+        if error.errno not in NO_FLOCK:
+            raise
+        lock = SoftFileLock(f"{path}.soft")  # another file: one that flock has left behind holds nothing
+        _acquire(lock, wait=wait)
+    try:
+        if not isinstance(lock, SoftFileLock):  # whose file names its holder already
+            path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: BaseFileLock, *, wait: bool) -> None:
+    path, soft, notice = Path(lock.lock_file), isinstance(lock, SoftFileLock), time.monotonic() + NOTICE
+    while True:
+        try:
+            lock.acquire(timeout=1.0 if wait else 0.0)
+            return
+        except Timeout:
+            try:
+                pid, host = [*path.read_text(errors="replace").split(), "", ""][:2]
+            except FileNotFoundError:  # released meanwhile
+                continue
+        here = not soft or host == _this_host()
+        if soft and here and not _is_alive(int(pid)):
+            _remove(path, pid)
+            continue
+        who = f"pid {pid} on host {host.partition('?')[0]}" if host else "a process that has not written its name"
+        text = f"another process is working in {path.parent}: {who}, lock file {path}"
+        if not here:
+            text = f"{path.parent} is locked by {who}, which cannot be checked from here; if it is gone, delete {path}"
+        if not wait:
+            raise BlockingIOError(errno.EAGAIN, text)
+        if time.monotonic() > notice:
+            print(f"pixelpart: waiting: {text}", file=sys.stderr)
+            notice = math.inf
+
+
+@functools.cache
+def _this_host() -> str:
+    """This machine as filelock writes it into a soft lock, which tells apart the containers of a machine."""
+    with tempfile.TemporaryDirectory() as folder, SoftFileLock(f"{folder}/lock") as lock:
+        return Path(lock.lock_file).read_text().split()[1]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
+
+
+def _remove(path: Path, pid: str) -> None:
+    """Removes the soft lock of a dead process; filelock only does so where names can be exchanged, unlike on Lustre."""
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with suppress(FileNotFoundError, FileExistsError):
+        path.rename(aside)  # of several processes one succeeds
+        if aside.read_text().split()[:1] != [pid]:  # meanwhile another process has taken the lock
+            os.link(aside, path)
+    aside.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ torch is imported only by what reads or writes tensors, so that importing this m
 import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from pixelpart.models import Classifier
 
-UNFINISHED = (".lock", ".config.json.partial")  # what a run killed at its very start leaves
+LOCKS = {".lock", ".lock.soft"}
+UNFINISHED = {*LOCKS, ".config.json.partial"}  # what a run killed at its very start leaves
 EVAL_SCHEMA = 1  # layout of eval.json
 EXPLAIN_SCHEMA = 1  # layout of explain.json
 MetricsRow = dict[str, Any]  # one line of metrics.jsonl
@@ -149,20 +151,19 @@ class RunFolder:
 
         A new folder to which nothing was written is removed again.
         """
-        lock, new = self.path / ".lock", not self.path.exists()
+        new = not self.path.exists()
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(exclusive_lock(lock, wait=False))
-            except BlockingIOError:
-                raise UserError(f"another process is working in {self.path}") from None
+                stack.enter_context(exclusive_lock(self.path / ".lock", wait=False))
+            except BlockingIOError as error:
+                raise UserError(error.strerror) from None
             except OSError as error:
                 raise UserError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
             try:
                 yield
             finally:
-                if new and list(self.path.iterdir()) == [lock]:
-                    lock.unlink()
-                    self.path.rmdir()
+                if new and {file.name for file in self.path.iterdir()} <= LOCKS:
+                    shutil.rmtree(self.path)
 
     def read_metrics(self) -> list[MetricsRow]:
         """The rows of metrics.jsonl; lines that are not rows, such as a truncated last one, are left out."""

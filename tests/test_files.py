@@ -1,13 +1,16 @@
 """A write leaves the old file or the new one; a lock is held by one process."""
 
 import errno
+import fcntl
 import os
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
 
+from pixelpart import files
 from pixelpart.files import atomic_write, exclusive_lock
 
 
@@ -52,16 +55,112 @@ def test_reader_never_sees_a_partial_file(tmp_path):
     assert seen <= set(contents)
 
 
-def test_lock_is_exclusive_and_released_when_its_process_is_killed(tmp_path):
-    code = "import sys; from pathlib import Path; from pixelpart.files import exclusive_lock\n"
-    code += "with exclusive_lock(Path(sys.argv[1]), wait=True): print('held', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "held\n"
-    with pytest.raises(BlockingIOError), exclusive_lock(tmp_path / ".lock", wait=False):
+# -- locks
+
+HOLD = """
+import fcntl, sys
+from pathlib import Path
+from pixelpart.files import exclusive_lock
+def flock(*_):
+    raise OSError(int(sys.argv[2]), "no locks here")
+if sys.argv[2] != "0":
+    fcntl.flock = flock
+with exclusive_lock(Path(sys.argv[1]), wait=True):
+    print("held", flush=True)
+    input()
+"""
+LOCK_NAMES = {0: ".lock", errno.ENOSYS: ".lock.soft", errno.EOPNOTSUPP: ".lock.soft", errno.ENOLCK: ".lock.soft"}
+
+
+def _raiser(number):
+    def flock(*_):
+        raise OSError(number, "no locks here")
+
+    return flock
+
+
+@pytest.fixture(params=LOCK_NAMES)
+def number(request, monkeypatch):
+    """What flock fails with: 0 for not at all."""
+    if request.param:
+        monkeypatch.setattr(fcntl, "flock", _raiser(request.param))
+    return request.param
+
+
+@pytest.fixture
+def hold(tmp_path):
+    """Starts a process that holds tmp_path/.lock."""
+    children = []
+
+    def start(number):
+        command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock"), str(number)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        assert child.stdout.readline() == "held\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_lock_is_exclusive_names_its_holder_and_is_free_when_that_process_is_killed(tmp_path, number, hold):
+    child = hold(number)
+    with pytest.raises(BlockingIOError) as caught, exclusive_lock(tmp_path / ".lock", wait=False):
         pass
+    assert caught.value.strerror == (
+        f"another process is working in {tmp_path}: pid {child.pid} on host {socket.gethostname()}, "
+        f"lock file {tmp_path / LOCK_NAMES[number]}"
+    )
     child.kill()
     child.communicate()
+    with exclusive_lock(tmp_path / ".lock", wait=False):
+        pass
+    with exclusive_lock(tmp_path / ".lock", wait=True):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_soft_lock_of_a_dead_process_is_freed_where_names_cannot_be_exchanged(tmp_path, hold, monkeypatch, wait):
+    """As on Lustre and NFS, where filelock itself leaves it."""
+    monkeypatch.setattr(fcntl, "flock", _raiser(errno.ENOSYS))
+    monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False, raising=False)
+    child = hold(errno.ENOSYS)
+    child.kill()
+    child.communicate()
+    with exclusive_lock(tmp_path / ".lock", wait=wait):
+        assert (tmp_path / ".lock.soft").read_text().split()[0] == str(os.getpid())
+
+
+def test_soft_lock_of_another_machine_is_kept_and_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fcntl, "flock", _raiser(errno.ENOSYS))
+    monkeypatch.setattr(files, "NOTICE", 0.0)
+    marker = tmp_path / ".lock.soft"
+    marker.write_text("123\nnode7\n")
+    text = f"{tmp_path} is locked by pid 123 on host node7, which cannot be checked from here; if it is gone, "
+    text += f"delete {marker}"
+    with pytest.raises(BlockingIOError) as caught, exclusive_lock(tmp_path / ".lock", wait=False):
+        pass
+    assert caught.value.strerror == text
+    timer = threading.Timer(1.5, marker.unlink)
+    timer.start()
+    with exclusive_lock(tmp_path / ".lock", wait=True):
+        assert capsys.readouterr().err == f"pixelpart: waiting: {text}\n"
+    timer.join()
+
+
+def test_other_errors_of_a_lock_are_raised_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", _raiser(errno.EIO))
+    with pytest.raises(OSError, match="no locks here") as caught, exclusive_lock(tmp_path / ".lock", wait=False):
+        pass
+    assert caught.value.errno == errno.EIO
+
+
+def test_file_left_by_flock_does_not_hold_a_soft_lock(tmp_path, monkeypatch):
+    """A run folder copied to a file system without locks."""
+    (tmp_path / ".lock").write_text("123\nlaptop\n")
+    monkeypatch.setattr(fcntl, "flock", _raiser(errno.ENOSYS))
     with exclusive_lock(tmp_path / ".lock", wait=False):
         pass
