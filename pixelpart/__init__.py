@@ -36,6 +36,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return ["__version__", *__all__]
+
+
 def __getattr__(name: str) -> Any:
     """Imports submodules and functions on first use, so that `pixelpart --help` does not wait for torch."""
     if name in _MODULES:

@@ -141,6 +141,10 @@ RECIPES: dict[str, Callable[..., Config]] = {
 }
 
 
+def __dir__() -> list[str]:
+    return ["RECIPES", *(name.replace("-", "_") for name in RECIPES)]
+
+
 def __getattr__(name: str) -> Callable[..., Config]:
     """`recipes.cifar10_part` is RECIPES["cifar10-part"]."""
     recipe = RECIPES.get(name.replace("_", "-"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pixelpart.config import Config, config_from, differing_fields, read_config
 from pixelpart.errors import UserError
 from pixelpart.files import atomic_write, exclusive_lock
+from pixelpart.runtime.notebook import html_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,6 +224,24 @@ class Run:
             hint = f"choose from {saved}" if saved else "none is saved yet"
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; {hint}")
         return load_model(path, config)
+
+    def describe(self) -> dict[str, str]:
+        """What it is and how far it is, each in a few words."""
+        try:
+            config, rows = self.config, self.metrics
+        except UserError as error:
+            return {"run": str(error)}
+        found = {"recipe": config.recipe, "model": config.model, "data": config.data_label, "seed": str(config.seed)}
+        found["epochs"] = f"{rows[-1]['epoch'] if rows else 0} of {config.epochs}"
+        if measured := [f"{name} {rows[-1][name]:.1%}" for name in ("natural", "pgd") if rows and name in rows[-1]]:
+            found["last epoch"] = f"{', '.join(measured)} ({rows[-1].get('measured_on')} images)"
+        return found
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.dir)!r}), {'; '.join(f'{name}: {text}' for name, text in self.describe().items())}"
+
+    def _repr_html_(self) -> str:
+        return html_table({"run": self.dir, **self.describe()}.items())
 
 
 def load_model(path: Path, config: Config) -> "tuple[Classifier, Facts]":

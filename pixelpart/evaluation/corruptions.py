@@ -86,6 +86,8 @@ class CorruptionResult:
         lines.append(f"n = {self.clean.n}, corrupted images: {self.entries[-1]['settings']['source']}")
         return "\n".join([*lines, *(f"* {warning}" for warning in warnings)])
 
+    __repr__ = __str__
+
 
 def corruptions(
     subject: Run | str | Path | nn.Module,

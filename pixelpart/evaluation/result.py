@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pixelpart.runtime.notebook import html_table
+
 Entry = dict[str, Any]  # of eval.json
 FlagArray = NDArray[np.bool_]  # (n,): which samples are classified correctly
 
@@ -41,6 +43,16 @@ class Outcome:
         """Reasons why the number may be unreliable."""
         return self.entry["warnings"]
 
+    def __repr__(self) -> str:
+        return repr(self._alone)
+
+    def _repr_html_(self) -> str:
+        return self._alone._repr_html_()
+
+    @property
+    def _alone(self) -> "Result":
+        return Result({self.entry["attack"]: self})
+
 
 @dataclass(frozen=True)
 class Result:
@@ -64,6 +76,24 @@ class Result:
     @property
     def flags(self) -> dict[str, FlagArray]:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        rows: list[list[object]] = []
+        notes: list[str] = []
+        for name, outcome in self.outcomes.items():
+            entry, (low, high) = outcome.entry, outcome.interval
+            images = f"{outcome.n} {entry['dataset']} {entry['split']}" if entry["dataset"] != "given" else outcome.n
+            spent = "reused" if outcome.reused else f"{entry['seconds']:.1f} s"
+            star = " *" if outcome.warnings else ""
+            rows.append([name, f"{outcome.accuracy:.2%}{star}", f"{low:.2%} to {high:.2%}", images, spent])
+            notes += [f"* {name}: {warning}" for warning in outcome.warnings]
+        return html_table(rows, head=["attack", "accuracy", "95 % interval", "images", "time"], notes=notes)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.outcomes)
 
     def __str__(self) -> str:
         """One line per attack, with its seconds or "reused", and a star if there are warnings; then the warnings."""

@@ -69,6 +69,8 @@ class ObfuscationReport:
         why = f": {', '.join(self.suspicious)}" if self.suspicious else ""
         return "\n".join([*lines, f"verdict: {self.verdict}{why}; n = {self.facts['n']}"])
 
+    __repr__ = __str__
+
 
 def check(
     subject: Run | str | Path | nn.Module,
