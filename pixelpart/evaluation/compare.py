@@ -12,7 +12,7 @@ import numpy as np
 from pixelpart.config import differing_fields, write_fraction
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.result import Entry, FlagArray
-from pixelpart.evaluation.statistics import Difference, difference, wilson
+from pixelpart.evaluation.statistics import MCNEMAR, Difference, difference, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.evaluation.target import HELD_OUT, SPLITS
 from pixelpart.runs import RunFolder
@@ -21,6 +21,10 @@ from pixelpart.runs import RunFolder
 CONDITIONS = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
 SEED_FIELDS = {"seed", "recipe", "init_from", "keep"}  # config fields in which two runs of one method may differ
 FILES = ("eval.json", "corruptions.json")
+ABOUT_MODELS = "One run a side: this is about these two models, not about the methods."
+ABOUT_SEEDS = (
+    "Intervals and p-values account for the choice of images; another seed of the same method changes the accuracy too."
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,11 @@ class Comparison:
     def __getitem__(self, attack: str) -> ComparisonRow:
         return next(row for row in self.rows if row.attack == attack)
 
+    @property
+    def note(self) -> str:
+        """What one run on each side can and cannot say; empty for several."""
+        return f"{ABOUT_MODELS} {ABOUT_SEEDS}" if self.rows[0].difference.test == MCNEMAR else ""
+
     def as_json(self) -> dict[str, Any]:
         rows = [
             {"attack": row.attack, **row.conditions}
@@ -99,6 +108,7 @@ class Comparison:
             "checkpoint": self.checkpoint,
             "confidence": 0.95,
             "rows": rows,
+            "note": self.note,
             "left_out": {attack: [str(folder) for folder in folders] for attack, folders in self.left_out.items()},
         }
 
@@ -119,6 +129,7 @@ class Comparison:
         several = "; ± is the standard deviation between seeds" if self.rows[0].sides[0].deviation is not None else ""
         images = ", held-out images" if self.rows[0].conditions["split"] == HELD_OUT else ""
         lines.append(f"{self.checkpoint} checkpoint{images}; differences in percentage points, 95 % intervals{several}")
+        lines += [self.note] if self.note else []
         lines += [f"* {row.attack}: {warning}" for row in self.rows for warning in row.warnings]
         lines += [f"left out: {attack}, not in {_listed(folders)}" for attack, folders in self.left_out.items()]
         return "\n".join(lines)

@@ -7,6 +7,7 @@ import torch
 from pixelpart import recipes
 from pixelpart.config import DEFAULT_ATTACKS
 from pixelpart.engine.train import train
+from pixelpart.evaluation.compare import compare
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain
 from pixelpart.runs import Run
@@ -17,9 +18,10 @@ def run_demo(
     out: Path, *, seed: int = 0, device: torch.device | str | None = None, screen: Screen | None = None
 ) -> list[Run]:
     """Both runs, each in a folder under `out`; a second call resumes them or reuses their results."""
-    return [
-        _train_and_evaluate(name, out / name, seed, device, screen or Screen()) for name in ("shapes-at", "shapes-part")
-    ]
+    screen = screen or Screen()
+    runs = [_train_and_evaluate(name, out / name, seed, device, screen) for name in ("shapes-at", "shapes-part")]
+    screen.say(str(compare({run.dir.name: [run.dir] for run in runs})))
+    return runs
 
 
 def _train_and_evaluate(name: str, out: Path, seed: int, device: torch.device | str | None, screen: Screen) -> Run:

@@ -14,6 +14,7 @@ from pixelpart.report.formatting import NBSP, describe_eps, enumerate_words, fra
 from pixelpart.report.run import Measurement, ReportedRun
 from pixelpart.report.table import ResultRow
 
+ABOUT_MODELS, ABOUT_SEEDS = comparing.ABOUT_MODELS, comparing.ABOUT_SEEDS
 MAX_ALL_PAIRS = 4  # with more runs, each is compared only with the run of highest accuracy
 LEVEL = 0.05
 
@@ -40,7 +41,10 @@ class RunPair:
 
     @property
     def verdict(self) -> str:
-        difference = f"The difference of {self.points} points"
+        return self.difference()
+
+    def difference(self, where: str = "") -> str:
+        difference = f"The difference of {self.points} points{where}"
         if self.p is not None:
             significant = "is significant" if self.p < LEVEL else "is not significant"
             return f"{difference} {significant} for these images (McNemar's test, {p_value(self.p)})."
@@ -143,24 +147,41 @@ def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> 
     )
 
 
-def summary(table: Sequence[ResultRow]) -> str:
-    """One sentence on the attack that was run on most models and, among those, gives the lowest accuracy.
+def summary(table: Sequence[ResultRow]) -> tuple[str, str]:
+    """The headline and, of two runs, how they differ.
 
-    Attacks with their own eps are left out: the models were not trained for those.
+    The headline has natural accuracy and that under the attack that was run on most models and, among those, lowers it
+    most; and that single runs are about models, not methods. Attacks with their own eps are left out: the models were
+    not trained for those.
     """
-    results: dict[tuple, dict[str, Measurement]] = {}
+    results: dict[tuple, dict[str, tuple[Measurement, Measurement | None]]] = {}
     for row in table:
         for attack, m in row.cells.items():
             if attack != "natural" and not m.own_eps:
                 key = (attack, m.checkpoint, m.dataset, m.split, m.eps)
-                results.setdefault(key, {}).setdefault(row.run.label, m)
+                results.setdefault(key, {}).setdefault(row.run.label, (m, row.cells.get("natural")))
     if not results:
-        return ""
-    key = max(results, key=lambda k: (len(results[k]), -sum(m.accuracy for m in results[k].values()) / len(results[k])))
-    ranked = sorted(results[key].items(), key=lambda item: -item[1].accuracy)
-    accuracies = enumerate_words([f"{percent(m.accuracy)} for “{label}”" for label, m in ranked])
-    text = f"Accuracy under {key[0]} at eps {fraction(key[4])} on {key[2]} {key[3]} images: {accuracies}"
+        return "", ""
+    mean = {key: sum(m.accuracy for m, _ in found.values()) / len(found) for key, found in results.items()}
+    key = max(results, key=lambda k: (len(results[k]), -mean[k]))
+    attack, _, dataset, split, eps = key
+    ranked = sorted(results[key].items(), key=lambda item: -item[1][0].accuracy)
+    accuracies = [
+        f"“{label}” {percent(natural.accuracy) if natural else 'not measured'} and {percent(m.accuracy)}"
+        for label, (m, natural) in ranked
+    ]
+    at = f"natural and under {attack} at eps {fraction(eps)}"
+    text = f"Accuracy on {dataset} {split} images, {at}: {'; '.join(accuracies)}."
+    runs = {row.run.label: row.run for row in table}
     if len(ranked) != 2:
-        return f"{text}."
-    p = mcnemar_p({row.run.label: row.run for row in table}, ranked[0], ranked[1])
-    return f"{text}. {RunPair(key[0], '', ranked[0], ranked[1], p).verdict}"
+        alone = len(ranked) > 2 and not group_by_method(list(runs.values()))
+        return f"{text} One run each: this is about these models, not about the methods." if alone else text, ""
+    natural = [(label, m) for label, (_, m) in ranked if m]
+    attacked = [(label, m) for label, (m, _) in ranked]
+    differences = [
+        RunPair(attack, "", high, low, mcnemar_p(runs, high, low)).difference(where)
+        for where, pair in ((" in natural accuracy", natural), (f" under {attack}", attacked))
+        if len(pair) == 2
+        for high, low in [sorted(pair, key=lambda one: -one[1].accuracy)]
+    ]
+    return f"{text} {ABOUT_MODELS}", " ".join([*differences, ABOUT_SEEDS])

@@ -53,6 +53,7 @@ def page_content(runs: Sequence[ReportedRun], out: Path) -> dict[str, Any]:
             (run.label, check) for run in runs if (check := run.read_record("check.json", SCHEMA, CheckRecord))
         ],
         "corrupted": [row for run in runs for row in checks.corruption_rows(run)],
+        "about_models": f"{comparisons.ABOUT_MODELS} {comparisons.ABOUT_SEEDS}",
         "run_pairs": comparisons.compare_runs(rows),
         "method_pairs": comparisons.compare_methods(runs),
         "panels": [(panel, Markup(panel.svg)) for panel in curves.draw_panels(runs)],

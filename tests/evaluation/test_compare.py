@@ -80,6 +80,14 @@ def test_the_table_has_conditions_accuracies_difference_p_and_test(groups, pair)
     assert "±" not in str(compare(pair))
 
 
+def test_two_single_runs_are_said_to_be_two_models_and_not_two_methods(groups, pair):
+    found = compare(pair)
+    assert "about these two models, not about the methods" in str(found).splitlines()[-1]
+    assert found.as_json()["note"] == found.note == str(found).splitlines()[-1]
+    assert "two models" not in str(compare(groups))
+    assert compare(groups).as_json()["note"] == ""
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("dataset", "cifar10"), ("split", "train"), ("eps", 4 / 255), ("seed", 7), ("precision", "bf16"),

@@ -31,6 +31,7 @@ def test_demo_writes_a_report_and_a_second_call_reuses_everything(tmp_path, caps
     page = (tmp_path / "demo" / "report.html").read_text()
     assert "AT and PART on shapes" in page
     assert page.count("<img") >= 12
+    assert all("about these two models, not about the methods" in text for text in (page, first.err))
     for name, rule in (("shapes-at", "none"), ("shapes-part", "mean")):
         run = Run(tmp_path / "demo" / name)
         assert (run.config.mask.rule, run.config.seed, len(run.metrics)) == (rule, 3, 2)

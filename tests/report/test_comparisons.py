@@ -38,14 +38,37 @@ def test_pairs_in_other_norms_name_the_norm_and_the_summary_leaves_them_out(make
     folders = [make_run(name, entries=[entry(), entry("apgd-l1@12", 0.1, **l1)]) for name in "ab"]
     (pair,) = (pair for pair in pairs(*folders) if pair.attack == "apgd-l1@12")
     assert pair.conditions == "best checkpoint, shapes test images, l1 eps 12"
-    assert summary(rows(*folders)).startswith("Accuracy under pgd20 at eps 8/255")
+    assert summary(rows(*folders))[0].startswith(
+        "Accuracy on shapes test images, natural and under pgd20 at eps 8/255: "
+    )
 
 
 def test_summary_is_about_the_strongest_attack(make_run, entry):
     folder = make_run(entries=[entry("natural", 0.1), entry("pgd20", 0.4), entry("pgd100", 0.3)])
-    assert summary(rows(folder)).replace("\u00a0", " ") == (
-        "Accuracy under pgd100 at eps 8/255 on shapes test images: 30.0 % for “part”."
+    headline, details = summary(rows(folder))
+    assert headline.replace("\u00a0", " ") == (
+        "Accuracy on shapes test images, natural and under pgd100 at eps 8/255: “part” 10.0 % and 30.0 %."
     )
+    assert not details
+
+
+def test_summary_of_two_runs_has_both_accuracies_and_says_that_it_is_about_two_models(make_run, entry):
+    for robust in (0.43, 0.9):  # whatever the digits
+        at = make_run(f"at-{robust}", entries=[entry("natural", 0.8), entry("pgd20", 0.4)])
+        part = make_run(f"part-{robust}", entries=[entry("natural", 0.85), entry("pgd20", robust)])
+        headline, details = summary(rows(at, part))
+        assert headline.replace("\u00a0", " ").endswith(
+            f": “part-{robust}” 85.0 % and {100 * robust:.1f} %; “at-{robust}” 80.0 % and 40.0 %. "
+            "One run a side: this is about these two models, not about the methods."
+        )
+        assert "The difference of 5.0 points in natural accuracy " in details
+        assert f"The difference of {100 * robust - 40:.1f} points under pgd20 " in details
+        assert "another seed of the same method changes the accuracy too" in details
+    third = make_run("trades", entries=[entry("pgd20", 0.41)])
+    headline, details = summary(rows(at, part, third))
+    assert "“trades” not measured and 41.0 %" in headline.replace("\u00a0", " ")
+    assert headline.endswith("One run each: this is about these models, not about the methods.")
+    assert not details
 
 
 @pytest.fixture
@@ -83,7 +106,7 @@ def test_runs_with_flags_are_compared_by_mcnemars_test(measured, a_only, b_only,
     assert pair.overlap
     assert pair.p == mcnemar(a_only, b_only)
     assert pair.verdict == verdict
-    assert summary(rows(*folders)).endswith(verdict)
+    assert verdict.replace("points", "points under pgd20") in summary(rows(*folders))[1]
 
 
 def test_runs_without_common_flags_are_compared_by_their_intervals(measured):

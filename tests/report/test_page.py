@@ -60,7 +60,9 @@ def test_overlapping_intervals_resolve_nothing(make_run, page, entry):
     assert "The difference of 20.0 points is larger than the intervals, which do not overlap." in natural
     assert "part 43.0 %, at 40.0 %" in pgd
     assert "The difference of 3.0 points is not resolved: the intervals overlap." in pgd
-    assert "not resolved" in found.all("p", "summary")[0].text
+    header = found.all("header")[0]
+    assert "about these two models, not about the methods" in header.all("p", "summary")[0].text
+    assert "The difference of 3.0 points under pgd20 is not resolved" in header.text
 
 
 def test_all_runs_are_shown_on_the_same_image_with_predictions_as_text(make_run, page):
