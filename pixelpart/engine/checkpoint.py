@@ -37,6 +37,7 @@ class RunCheckpoints:
     ) -> None:
         self.folder, self.config, self.state, self.maps, self.writes = folder, config, state, maps, writes
         self._best: tuple[dict[str, Tensor], Position] | None = None  # not yet on disk
+        self._steps = 0  # of an epoch
 
     def tensors(self) -> dict[str, Tensor]:
         return self.state.tensors() | ({"maps": self.maps} if self.maps is not None else {})
@@ -46,7 +47,7 @@ class RunCheckpoints:
 
         `steps` and `images` are those of an epoch. With another number of images, others would be held out.
         """
-        path = self.folder.checkpoint("last")
+        path, self._steps = self.folder.checkpoint("last"), steps
         at = Position()
         if path.exists():
             tensors, facts = load_checkpoint(path)
@@ -74,7 +75,7 @@ class RunCheckpoints:
             save_checkpoint(self.folder.checkpoint("best"), weights, self._facts(position))
             self._best = None
         kept = self.folder.checkpoint(f"epoch-{at.epoch}")
-        if self.keeps(at.epoch) and not kept.exists():  # the first save after an epoch is at its end
+        if self.keeps(at.epoch) and at.step == at.epoch * self._steps and not kept.exists():
             save_checkpoint(kept, self.tensors(), self._facts(at))
         save_checkpoint(self.folder.checkpoint("last"), self.tensors(), self._facts(at))
 

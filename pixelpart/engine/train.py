@@ -41,10 +41,11 @@ def train(
     screen: Screen | None = None,
     save_seconds: float = SAVE_SECONDS,
     fast: bool = True,
+    stop_after: int | None = None,
 ) -> Run:
     """Trains the config in the folder `out`, or resumes the run that is there; returns the finished run.
 
-    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then resumes. On a GPU the step is compiled and
+    With `stop_after` it ends after that epoch, saved, and a later call resumes it. Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then resumes. On a GPU the step is compiled and
     captured unless `fast` is False; the two paths differ by rounding, and in the draws of a network's dropout.
     Processes started by torchrun share every batch.
     """
@@ -58,7 +59,7 @@ def train(
         with current(place):
             trainer = Trainer(plan, folder, place, shown, world, data_root=data_root, fast=fast)
             with folder.locked() if world.leads else nullcontext():
-                trainer.run(save_seconds)
+                trainer.run(save_seconds, stop_after)
             world.wait()  # until the first process has written its files
     return Run(folder.path)
 
@@ -110,8 +111,9 @@ class Trainer:
 
     # -- the loop
 
-    def run(self, save_seconds: float) -> None:
+    def run(self, save_seconds: float, stop_after: int | None = None) -> None:
         steps, epochs = self.loader.steps, self.config.epochs
+        end = min(epochs, stop_after or epochs)
         if self.world.leads:
             self.folder.check_config(self.config)  # again, now that the folder is locked
         self.position = self.checkpoints.resume(steps, len(self.loader))
@@ -119,15 +121,16 @@ class Trainer:
             self.folder.write_config(self.config)
         else:
             self.state.tally.sums.zero_()  # the checkpoint holds the sums of all processes
-        if self.position.step == steps * epochs:
-            self.say(f"{self.folder.path} is finished: {epochs} epochs")
+        if self.position.step >= steps * end:
+            if end == epochs:
+                self.say(f"{self.folder.path} is finished: {epochs} epochs")
             return
         self.announce()
         arithmetic = fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
         with arithmetic, generators, stop_requests() as stop, self.screen.bars() as progress:
             self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
-            for epoch in range(self.position.step // steps, epochs):
+            for epoch in range(self.position.step // steps, end):
                 self.begin_epoch(epoch)
                 for step in range(self.position.step % steps, steps):
                     self.take_step(epoch, step)
@@ -136,7 +139,7 @@ class Trainer:
                     if step + 1 < steps:
                         self.save_if_due()
                 self.finish_epoch(epoch)
-                last = epoch + 1 == epochs
+                last = epoch + 1 == end
                 self.save_if_due(always=last or self.checkpoints.keeps(epoch + 1), may_stop=not last)
 
     def begin_epoch(self, epoch: int) -> None:

@@ -1,0 +1,136 @@
+"""The identity of a run: a hash of all that decides its result, equal for configs that only spell it differently.
+
+No torch is imported here.
+"""
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pixelpart.config import ADDED, Config, flat, is_user_code
+from pixelpart.errors import UserError
+from pixelpart.runs import RunFolder
+
+Fields = dict[str, Any]  # JSON values by dotted name
+NAMES = ("schema_version", "recipe", "keep", "num_classes", "classes", "init_from")  # decide nothing by themselves
+
+
+def identity(config: Config, *, folder: Path | None = None) -> str:
+    """The name of the run's folder in a sweep: 16 hexadecimal digits.
+
+    A fork enters with its parent's identity; a fork of a plain run that agrees in all else is the same run as one with
+    a burn-in of its own. `folder` is the run's own: the parent may also be found next to it.
+    """
+    fields = canonical(config)
+    if config.init_from:
+        place, epoch = _parent(config, folder)
+        parent = RunFolder(place).read_config()
+        unforked = as_burn_in(config, parent, epoch)
+        fields = canonical(unforked) if unforked else fields | {"init_from": [identity(parent, folder=place), epoch]}
+    return _hash(fields)
+
+
+def canonical(config: Config) -> Fields:
+    """The fields that decide the result, apart from init_from; burn-in's eps and objective are spelled out."""
+    skipped = unused(config)
+    return {name: v for name, v in spelled_out(config).items() if name not in skipped and ADDED.get(name, ...) != v}
+
+
+def spelled_out(config: Config) -> Fields:
+    """All fields, each in one form: what "same" stands for in burn-in, and decays that are reached."""
+    fields = flat(config)
+    for name, other in {"burn_in.eps": "eps", "burn_in.objective": "objective.name"}.items():
+        if fields[name] == "same":
+            fields[name] = fields[other]
+    if fields.get("holdout_seed") == config.seed:
+        fields["holdout_seed"] = "same"
+    fields["optim.decay_at"] = sorted(epoch for epoch in config.optim.decay_at if epoch < config.epochs)
+    return fields
+
+
+def unused(config: Config) -> set[str]:
+    """The fields that do not decide the result of this config."""
+    fields, masked = spelled_out(config), config.mask.rule != "none"
+    main, first = fields["objective.name"], fields["burn_in.objective"]
+    # held-out images choose the best checkpoint after burn-in only; eps_from starts there
+    same = (main, fields["eps"]) == (first, fields["burn_in.eps"]) and not masked and not config.holdout
+    no_burn_in = not config.burn_in.epochs or (same and fields.get("eps_from", "same") == "same")
+    rules = {
+        "mask.": not masked,
+        "eps_low": not masked,
+        "burn_in.": no_burn_in,
+        "objective.beta": {main} | (set() if no_burn_in else {first}) == {"at"},
+        "optim.decay_at": config.optim.schedule != "step",
+        "optim.warmup": config.optim.schedule not in ("cyclic", "cosine"),
+        "awp.": not config.awp.gamma or config.awp.after >= config.epochs,
+        "holdout_seed": not config.holdout,
+        "size": is_user_code(config.dataset),  # set when training starts
+        **dict.fromkeys(NAMES, True),
+    }
+    return {
+        name
+        for name in fields
+        for rule, skip in rules.items()
+        if skip and (name.startswith(rule) if rule.endswith(".") else name == rule)
+    }
+
+
+# -- burn-ins
+
+
+@functools.cache
+def burn_in(config: Config, epochs: int) -> str | None:
+    """All that decides the first epochs, as JSON; None if the mask or two kinds of epochs are among them."""
+    fields = spelled_out(config)
+    main = {"burn_in.eps": fields["eps"], "burn_in.objective": fields["objective.name"]}
+    first = _first_phase(config)
+    constant = first == main and config.mask.rule == "none" and fields.get("eps_from", "same") == "same"
+    if config.init_from or (epochs > config.burn_in.epochs and not constant):
+        return None
+    fields |= first | {"optim.decay_at": [epoch for epoch in fields["optim.decay_at"] if epoch < epochs]}
+    skipped = unused(config) - {*first, "objective.beta"}
+    skipped |= {"eps", "eps_low", "eps_from", "objective.name", "probe", "burn_in.epochs"}
+    skipped |= set() if config.optim.schedule in ("cyclic", "cosine") else {"epochs"}
+    skipped |= {"objective.beta"} if first["burn_in.objective"] == "at" else set()
+    skipped |= {"awp.gamma", "awp.after"} if config.awp.after >= epochs else set()
+    kept = {name: value for name, value in fields.items() if name not in skipped and not name.startswith("mask.")}
+    return json.dumps(kept | {"burn_in.epochs": epochs}, sort_keys=True)
+
+
+def as_burn_in(config: Config, parent: Config, epochs: int) -> Config | None:
+    """A fork as the same run with a burn-in of its own; None if there is no such run."""
+    values = config.model_dump(mode="json") | {"init_from": ""}
+    if config.burn_in.epochs <= epochs:
+        counted = config.mask.every or values.get("eps_from", "same") != "same"  # from the end of burn-in
+        if counted and config.burn_in.epochs < epochs:
+            return None
+        first = {name.removeprefix("burn_in."): value for name, value in _first_phase(parent).items()}
+        values["burn_in"] = first | {"epochs": epochs}
+    try:
+        unforked = Config.model_validate(values)
+    except ValueError:  # such as a burn-in that leaves no epoch
+        return None
+    theirs = burn_in(parent, epochs)
+    return unforked if theirs is not None and burn_in(unforked, epochs) == theirs else None
+
+
+def _first_phase(config: Config) -> Fields:
+    """eps and objective of the first epoch."""
+    fields = spelled_out(config)
+    names = ("burn_in.eps", "burn_in.objective") if config.burn_in.epochs else ("eps", "objective.name")
+    return dict(zip(("burn_in.eps", "burn_in.objective"), (fields[name] for name in names), strict=True))
+
+
+def _parent(config: Config, folder: Path | None) -> tuple[Path, int]:
+    """The folder and the epoch that a run is forked from."""
+    run, _, epoch = config.init_from.rpartition("@")
+    if not run or not epoch.isdigit():
+        raise UserError(f"init_from {config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
+    places = [Path(run), *([folder.parent / Path(run).name] if folder else [])]
+    return next((place for place in places if (place / "config.json").exists()), places[0]), int(epoch)
+
+
+def _hash(fields: Fields) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,59 @@
+"""The table of a sweep: a row per job, with the fields that differ, accuracies, intervals and seconds."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pixelpart.config import flat
+from pixelpart.runs import RunFolder
+from pixelpart.sweeps.identity import unused
+from pixelpart.sweeps.work import Job
+
+Row = dict[str, Any]
+NOT_SHOWN = ("recipe", "keep", "schema_version")
+
+
+def differing(jobs: Sequence[Job]) -> list[Row]:
+    """The fields in which the jobs' configs differ, for each job; None where the job does not use the field."""
+    fields = [flat(job.config) for job in jobs]
+    names = [
+        n for n in (fields[0] if fields else {}) if n not in NOT_SHOWN and any(f[n] != fields[0][n] for f in fields)
+    ]
+    skipped = [unused(job.config) - {"init_from", "mask.rule", "burn_in.epochs"} for job in jobs]
+    return [{n: None if n in s else f[n] for n in names} for f, s in zip(fields, skipped, strict=True)]
+
+
+def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:
+    """A row per job; `folders` are the run folders by id. Results that are not there are None."""
+    return [
+        {"run": job.id, **fields, **results(job, folders.get(job.id))}
+        for job, fields in zip(jobs, differing(jobs), strict=True)
+    ]
+
+
+def results(job: Job, folder: Path | None) -> Row:
+    """epochs, seconds, and for each attack its accuracy with the ends of its interval."""
+    found: Row = {}
+    metrics = RunFolder(folder).read_metrics() if folder else []
+    seconds = sum(row["seconds"] for row in metrics)
+    for attack in job.attacks:
+        entry = find_entry(job, attack, folder) or {}
+        low, high = entry.get("interval", (None, None))
+        found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
+        seconds += entry.get("seconds", 0.0)
+    return {"epochs": metrics[-1]["epoch"] if metrics else 0, **found, "seconds": round(seconds, 1)}
+
+
+def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | None:
+    """The entry of the run's eval.json that answers the job's question, the largest number of images first."""
+    from pixelpart.evaluation.attack_spec import parse_attack
+    from pixelpart.evaluation.store import read_entries
+
+    spec = parse_attack(attack)
+    asked = {
+        "attack": attack, "checkpoint": job.checkpoint, "split": job.split, "eps": spec.eps, "seed": spec.seed,
+    }  # fmt: skip
+    asked |= {"n": job.images} if job.images else {}
+    entries = read_entries(folder) if folder else []
+    matching = [entry for entry in entries if all(entry.get(name) == value for name, value in asked.items())]
+    return max(matching, key=lambda entry: entry["n"], default=None)

@@ -1,0 +1,187 @@
+"""One job: train, evaluate, measure. It may be killed at any moment; called again, it goes on where it was."""
+
+import dataclasses
+import importlib
+import json
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pixelpart.config import Config, config_from, differing_fields
+from pixelpart.errors import Diverged, UserError
+from pixelpart.files import atomic_write, exclusive_lock
+from pixelpart.runs import Run, RunFolder, read_facts
+from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps.identity import identity
+
+WAIT_SECONDS = 1.0  # between two looks at a burn-in that another process trains
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be trained and evaluated."""
+
+    config: Config
+    attacks: tuple[str, ...] = ()
+    checkpoint: str = "best"
+    images: int | None = None  # the first n test images; None: all
+    split: str = "test"
+    measures: tuple[str, ...] = ()  # module:function, called with (run, job); its JSON is kept in the run's measures/
+
+    @cached_property
+    def id(self) -> str:
+        return identity(self.config)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What is done with the trained run, as JSON."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "config"}
+        return values | {"attacks": list(self.attacks), "measures": list(self.measures)}
+
+
+class JobFiles:
+    """The files of the job with this id in the sweep folder `out`."""
+
+    def __init__(self, out: Path, id: str) -> None:
+        self.run = RunFolder(out / "runs" / id)
+        self.lock, self.done, self.error = (out / "jobs" / f"{id}.{kind}" for kind in ("lock", "json", "error"))
+
+    def is_done(self, job: Job) -> bool:
+        """Whether the run exists and all that the job asks for was done with it."""
+        if not self.run.config_file.exists() or not self.done.exists():
+            return False
+        return job.request in json.loads(self.done.read_text(encoding="utf-8"))
+
+    def add_done(self, job: Job) -> None:
+        kept = json.loads(self.done.read_text(encoding="utf-8")) if self.done.exists() else []
+        atomic_write(self.done, json.dumps([*kept, job.request], indent=2) + "\n")
+
+    def begun(self) -> Config | None:
+        """The config of the run if there is a checkpoint from which it resumes."""
+        return self.run.read_config() if self.run.checkpoint("last").exists() else None
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The run whose first epochs are shared."""
+
+    id: str
+    config: Config
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process does at a stretch: one run, and all jobs that use it."""
+
+    out: Path
+    id: str
+    config: Config
+    jobs: tuple[Job, ...] = ()
+    fork: Fork | None = None
+    stop_after: int | None = None  # burn-in: stop after this epoch
+    device: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), default=_plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Task":
+        values = json.loads(text)
+        jobs = [
+            Job(**_with_config(job) | {k: tuple(job[k]) for k in ("attacks", "measures")}) for job in values["jobs"]
+        ]
+        fork = values["fork"] and Fork(**_with_config(values["fork"]))
+        return cls(**_with_config(values) | {"out": Path(values["out"]), "jobs": tuple(jobs), "fork": fork})
+
+
+def perform(task: Task, screen: Screen | None = None) -> str:
+    """Does the task; returns the error, which is also written to a file, or an empty string."""
+    files = JobFiles(task.out, task.id)
+    with exclusive_lock(files.lock, wait=True):
+        files.error.unlink(missing_ok=True)
+        try:
+            run = _train(task, files, screen or Screen(quiet=True))
+            for job in task.jobs:
+                if not files.is_done(job):
+                    _evaluate(run, job, task.device)
+                    files.add_done(job)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit of user code
+            short = isinstance(error, UserError | Diverged)
+            atomic_write(files.error, f"{error}\n" if short else traceback.format_exc())
+            return last_line(files.error)
+    return ""
+
+
+def last_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8").rstrip().rpartition("\n")[2] if path.exists() else ""
+
+
+def is_trained(folder: RunFolder, config: Config) -> bool:
+    path = folder.checkpoint("last")
+    return path.exists() and read_facts(path)["position"]["epoch"] == config.epochs
+
+
+def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
+    from pixelpart.engine.train import train
+    from pixelpart.engine.training_data import with_data_fields
+
+    config = task.config
+    if files.run.config_file.exists():
+        theirs = files.run.read_config()
+        if identity(theirs, folder=files.run.path) != task.id:
+            differing = "; ".join(differing_fields(theirs, config))
+            raise UserError(f"{files.run.path} holds a run with another config ({differing}); move it away")
+        if files.begun():
+            config = theirs
+    if not files.begun() and task.fork:
+        _provide_burn_in(task, task.fork, screen)
+        config = config.model_copy(
+            update={"init_from": f"{(task.out / 'runs' / task.fork.id).resolve()}@{task.fork.epoch}"}
+        )
+    if not files.begun() and files.run.config_file.exists():  # killed before the first save: nothing depends on it
+        atomic_write(files.run.config_file, with_data_fields(config).to_json())
+    if not is_trained(files.run, config):
+        train(config, files.run.path, device=task.device, screen=screen, stop_after=task.stop_after)
+    return Run(files.run.path)
+
+
+def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> None:
+    """Waits for the shared burn-in, or trains it if no other process does."""
+    files = JobFiles(task.out, fork.id)
+    while not files.run.checkpoint(f"epoch-{fork.epoch}").exists():
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(exclusive_lock(files.lock, wait=False))
+            except BlockingIOError:
+                time.sleep(WAIT_SECONDS)
+                continue
+            _train(Task(task.out, fork.id, fork.config, stop_after=fork.epoch, device=task.device), files, screen)
+
+
+def _evaluate(run: Run, job: Job, device: str | None) -> None:
+    from pixelpart.evaluation.evaluate import evaluate
+
+    if job.attacks:
+        split = {} if job.split == "test" else {"split": job.split}
+        evaluate(run, attacks=job.attacks, images=job.images, checkpoint=job.checkpoint, device=device, **split)
+    for name in job.measures:
+        module, _, function = name.partition(":")
+        path = run.dir / "measures" / f"{module.rpartition('.')[2]}.json"
+        if not path.exists():
+            found = getattr(importlib.import_module(module), function)(run, job)
+            atomic_write(path, json.dumps(found, indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Config) else str(value)
+
+
+def _with_config(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"config": config_from(values["config"], source="task")}
