@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pixelpart.evaluation.corruptions import corruptions
     from pixelpart.evaluation.evaluate import evaluate
     from pixelpart.runs import Run
+    from pixelpart.sweeps.sweep import sweep
 
 __all__ = [
     "Run",
@@ -24,6 +25,7 @@ __all__ = [
     "models",
     "objectives",
     "recipes",
+    "sweep",
     "train",
 ]
 
@@ -32,6 +34,7 @@ _MODULES = {
     "check": "pixelpart.evaluation.checks.obfuscation",
     "corruptions": "pixelpart.evaluation.corruptions",
     "evaluate": "pixelpart.evaluation.evaluate",
+    "sweep": "pixelpart.sweeps.sweep",
     "train": "pixelpart.engine.train",
 }
 

@@ -20,6 +20,7 @@ from pixelpart.cli.demo import demo
 from pixelpart.cli.evaluate import evaluate
 from pixelpart.cli.explain import explain
 from pixelpart.cli.report import report
+from pixelpart.cli.sweep import sweep
 from pixelpart.cli.train import train
 from pixelpart.errors import Diverged, UserError, choose
 
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "corruptions": corruptions,
     "compare": compare,
     "explain": explain,
+    "sweep": sweep,
     "report": report,
     "data": data,
     "bench": bench,

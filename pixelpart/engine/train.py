@@ -45,9 +45,9 @@ def train(
 ) -> Run:
     """Trains the config in the folder `out`, or resumes the run that is there; returns the finished run.
 
-    With `stop_after` it ends after that epoch, saved, and a later call resumes it. Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then resumes. On a GPU the step is compiled and
+    Ctrl-C or SIGTERM saves and raises KeyboardInterrupt; the same call then resumes. On a GPU the step is compiled and
     captured unless `fast` is False; the two paths differ by rounding, and in the draws of a network's dropout.
-    Processes started by torchrun share every batch.
+    Processes started by torchrun share every batch. With `stop_after` the run ends after that epoch, to be resumed.
     """
     config = training_data.with_data_fields(config)
     plan = build_plan(config)

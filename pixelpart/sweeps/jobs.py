@@ -4,19 +4,24 @@ Jobs are found again by their identity, so that the same call starts only what i
 """
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config
-from pixelpart.errors import UserError
+from pixelpart.errors import UserError, unknown
 from pixelpart.files import exclusive_lock
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps import local
+from pixelpart.sweeps import slurm as slurm_jobs
 from pixelpart.sweeps.burn_ins import share_burn_ins
 from pixelpart.sweeps.identity import identity
-from pixelpart.sweeps.work import Job, JobFiles, Task, last_line, perform
+from pixelpart.sweeps.table import describe
+from pixelpart.sweeps.work import Job, JobFiles, Task, last_line
+
+PLACES = ("local", "slurm")
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,53 @@ def run_jobs(
     A failed job does not stop the others. Each job computes with `threads` CPU threads, so that results do not depend
     on the number of workers.
     """
+    if on not in PLACES:
+        raise unknown("place", on, PLACES)
     screen = screen or Screen()
     with _locked(out):
         burn_ins, tasks = plan(jobs, out, device=device)
-        for stage in (burn_ins, tasks):
-            with _threads(threads):
-                for task in stage:
-                    perform(task, screen)
+        if on == "slurm" and tasks:
+            ids = slurm_jobs.submit(burn_ins, tasks, out.resolve(), threads=threads, settings=slurm or {})
+            for what, numbers in zip(("burn-ins", "jobs"), ids, strict=True):
+                if numbers:
+                    screen.say(f"submitted {what}: {' '.join(numbers)}")
+        elif tasks:
+            _run_local(burn_ins, tasks, out, workers=workers, threads=threads, device=device, screen=screen)
     return job_states(jobs, out)
+
+
+def _run_local(
+    burn_ins: list[Task],
+    tasks: list[Task],
+    out: Path,
+    *,
+    workers: int,
+    threads: int,
+    device: str | None,
+    screen: Screen,
+) -> None:
+    labels, finished = describe([task.jobs[0] for task in tasks]), 0
+    folders = {task.id: RunFolder(out / "runs" / task.id) for task in tasks}
+    total, begun = sum(task.config.epochs for task in tasks), time.monotonic()
+
+    def report(task: Task, error: str) -> None:
+        nonlocal finished
+        finished += not task.stop_after
+        what = f"burn-in of {labels[task.id]}" if task.stop_after else f"{finished}/{len(tasks)} {labels[task.id]}"
+        screen.say(f"{what}: {f'failed: {error}' if error else 'done'}, {time.monotonic() - begun:.0f} s")
+
+    with local.sigterm_as_interrupt():
+        if workers == 1:
+            for stage in (burn_ins, tasks):
+                local.perform_here(stage, threads=threads, screen=screen, report=report)
+            return
+        with screen.bars("epochs") as progress, local.Workers(workers, out, threads=threads, device=device) as pool:
+
+            def watch() -> None:
+                progress("sweep", sum(_epochs(folder) for folder in folders.values()), total, f"{finished} done")
+
+            for stage in (burn_ins, tasks):
+                pool.perform(stage, report=report, watch=watch)
 
 
 def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Task], list[Task]]:
@@ -62,7 +106,7 @@ def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Ta
     for job in jobs:
         runs.setdefault(job.id, []).append(job)
     missing = {id: tuple(job for job in asked if not JobFiles(out, id).is_done(job)) for id, asked in runs.items()}
-    tasks = [Task(out, id, asked[0].config, asked, device=device) for id, asked in missing.items() if asked]
+    tasks = [Task(out.resolve(), id, asked[0].config, asked, device=device) for id, asked in missing.items() if asked]
     return share_burn_ins(tasks)
 
 
@@ -72,7 +116,6 @@ def job_states(jobs: Iterable[Job], out: Path) -> list[JobState]:
 
 
 def _state(job: Job, files: JobFiles) -> JobState:
-    rows = files.run.read_metrics()
     if files.is_done(job):
         state = "done"
     elif _is_locked(files.lock):
@@ -80,7 +123,7 @@ def _state(job: Job, files: JobFiles) -> JobState:
     else:
         state = "failed" if files.error.exists() else "missing"
     error = last_line(files.error) if state == "failed" else ""
-    return JobState(job, files.run.path, state, error, rows[-1]["epoch"] if rows else 0)
+    return JobState(job, files.run.path, state, error, _epochs(files.run))
 
 
 def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:
@@ -89,13 +132,13 @@ def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:
     for path in sorted(root.rglob("config.json")):
         with contextlib.suppress(UserError):
             id = identity(RunFolder(path.parent).read_config(), folder=path.parent)
-            if id in wanted and (id not in found or _epochs(path.parent) > _epochs(found[id])):
+            if id in wanted and (id not in found or _epochs(RunFolder(path.parent)) > _epochs(RunFolder(found[id]))):
                 found[id] = path.parent
     return found
 
 
-def _epochs(folder: Path) -> int:
-    rows = RunFolder(folder).read_metrics()
+def _epochs(folder: RunFolder) -> int:
+    rows = folder.read_metrics()
     return rows[-1]["epoch"] if rows else 0
 
 
@@ -120,15 +163,3 @@ def _locked(out: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"cannot use {out} as a sweep folder: {error.strerror}") from None
         yield
-
-
-@contextlib.contextmanager
-def _threads(n: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

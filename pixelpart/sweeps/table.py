@@ -1,16 +1,44 @@
 """The table of a sweep: a row per job, with the fields that differ, accuracies, intervals and seconds."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pixelpart.config import flat
+from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
 from pixelpart.sweeps.identity import unused
 from pixelpart.sweeps.work import Job
 
 Row = dict[str, Any]
 NOT_SHOWN = ("recipe", "keep", "schema_version")
+
+
+class Table(list[Row]):
+    """Rows with the same keys; printed as aligned columns."""
+
+    def write_csv(self, path: Path) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(self[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self)
+        atomic_write(path, text.getvalue())
+
+    def __str__(self) -> str:
+        """The columns that are not empty everywhere; intervals are left out."""
+        names = [
+            n for n in self[0] if not n.endswith((" low", " high")) and any(row[n] not in (None, "") for row in self)
+        ]
+        cells = [names, *([_shown(row[name]) for name in names] for row in self)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
+        return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def differing(jobs: Sequence[Job]) -> list[Row]:
@@ -21,6 +49,14 @@ def differing(jobs: Sequence[Job]) -> list[Row]:
     ]
     skipped = [unused(job.config) - {"init_from", "mask.rule", "burn_in.epochs"} for job in jobs]
     return [{n: None if n in s else f[n] for n in names} for f, s in zip(fields, skipped, strict=True)]
+
+
+def describe(jobs: Sequence[Job]) -> dict[str, str]:
+    """A label for each job, by its id: the fields in which it differs from the others, else its recipe."""
+    return {
+        job.id: " ".join(f"{name}={value}" for name, value in fields.items() if value is not None) or job.config.recipe
+        for job, fields in zip(jobs, differing(jobs), strict=True)
+    }
 
 
 def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:

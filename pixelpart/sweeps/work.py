@@ -1,8 +1,10 @@
 """One job: train, evaluate, measure. It may be killed at any moment; called again, it goes on where it was."""
 
 import dataclasses
+import gc
 import importlib
 import json
+import sys
 import time
 import traceback
 from contextlib import ExitStack
@@ -116,6 +118,8 @@ def perform(task: Task, screen: Screen | None = None) -> str:
             short = isinstance(error, UserError | Diverged)
             atomic_write(files.error, f"{error}\n" if short else traceback.format_exc())
             return last_line(files.error)
+        finally:
+            _free_memory()
     return ""
 
 
@@ -169,7 +173,7 @@ def _evaluate(run: Run, job: Job, device: str | None) -> None:
     from pixelpart.evaluation.evaluate import evaluate
 
     if job.attacks:
-        split = {} if job.split == "test" else {"split": job.split}
+        split: dict[str, Any] = {} if job.split == "test" else {"split": job.split}
         evaluate(run, attacks=job.attacks, images=job.images, checkpoint=job.checkpoint, device=device, **split)
     for name in job.measures:
         module, _, function = name.partition(":")
@@ -177,6 +181,16 @@ def _evaluate(run: Run, job: Job, device: str | None) -> None:
         if not path.exists():
             found = getattr(importlib.import_module(module), function)(run, job)
             atomic_write(path, json.dumps(found, indent=2) + "\n")
+
+
+def _free_memory() -> None:
+    """Forgets what the run has compiled and captured, so that the next job of the process starts like the first."""
+    torch = sys.modules.get("torch")
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+    if torch and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _plain(value: Any) -> Any:

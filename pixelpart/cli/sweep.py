@@ -1,0 +1,56 @@
+"""`pixelpart sweep`."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from pixelpart.cli.arguments import Parser, add_device, add_output, positive_int
+from pixelpart.runtime.progress import Screen
+
+EXAMPLE = """the form of GRID, in TOML:
+  base = "shapes-part"            # a recipe, or the path of a config
+  attacks = "natural,pgd20"       # also: checkpoint, images, split, threads
+  [set]                           # fields that all runs share, named as by the options of `train`
+  epochs = 12
+  [grid]                          # every combination; [zip]: lists that go together
+  seed = [0, 1]
+  eps_low = ["6/255", "7/255"]
+  [slurm]                         # passed to submitit
+  timeout_min = 60"""
+
+
+def sweep(args: list[str]) -> int:
+    """Trains and evaluates every run of a grid, here or on Slurm; run again, it starts only what is missing."""
+    parser = Parser("sweep", f"{sweep.__doc__}\n\n{EXAMPLE}")
+    add = parser.add_argument
+    add("grid", type=Path, metavar="GRID", help="TOML file")
+    add("--out", type=Path, help="folder of the runs (default: sweeps/GRID)")
+    add("--workers", type=positive_int, help="processes that share the runs (default: one, or one per GPU)")
+    add("--on", default="local", help="local or slurm")
+    add("--status", action="store_true", help="start nothing; print the state of every run, read from files only")
+    add("--table", type=Path, metavar="FILE", help="write the table as CSV")
+    add_device(parser)
+    add_output(parser, json="print the table as JSON")
+    found = parser.parse_all(args)
+    from pixelpart.sweeps.grid import read_grid
+    from pixelpart.sweeps.local import visible_gpus
+    from pixelpart.sweeps.sweep import sweep as run_sweep
+    from pixelpart.sweeps.sweep import table_of
+
+    grid = read_grid(found.grid)
+    out = found.out or Path("sweeps") / found.grid.stem
+    if not found.status:
+        workers = found.workers or max(1, len(visible_gpus()) if found.device in (None, "cuda") else 1)
+        screen = Screen(quiet=found.quiet)
+        table = run_sweep(grid, out=out, workers=workers, device=found.device, on=found.on, screen=screen)
+    else:
+        table = table_of(grid, out)
+    if found.table:
+        table.write_csv(found.table)
+    states = Counter(row["state"] for row in table)
+    if found.json:
+        print(json.dumps(table, indent=2))
+    else:
+        print(table)
+        print(", ".join(f"{n} {state}" for state, n in states.items()))
+    return 1 if states["failed"] and not found.status else 0

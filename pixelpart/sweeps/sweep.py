@@ -1,0 +1,38 @@
+"""`sweep`: trains and evaluates the runs of a grid file that are not there yet, and returns one table of all."""
+
+from pathlib import Path
+
+from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps.grid import Grid, read_grid
+from pixelpart.sweeps.jobs import job_states, run_jobs
+from pixelpart.sweeps.table import Table, rows
+
+
+def sweep(
+    grid: str | Path | Grid,
+    *,
+    out: str | Path,
+    workers: int = 1,
+    device: str | None = None,
+    on: str = "local",
+    screen: Screen | None = None,
+) -> Table:
+    """A row per run of the grid, in its order; a run that failed has the state `failed` and its error.
+
+    The runs are kept in the folder `out`, and the same call starts only what is missing there. `workers` processes
+    share the jobs, each with a GPU of its own if possible. On "slurm" the jobs are submitted, and what is there so far
+    is returned at once.
+    """
+    found = grid if isinstance(grid, Grid) else read_grid(Path(grid))
+    run_jobs(
+        found.jobs, Path(out), workers=workers, threads=found.threads, device=device, on=on, slurm=found.slurm,
+        screen=screen,
+    )  # fmt: skip
+    return table_of(found, Path(out))
+
+
+def table_of(grid: Grid, out: Path) -> Table:
+    """The table of what is there; nothing is started."""
+    states = job_states(grid.jobs, out)
+    found = rows(grid.jobs, {state.job.id: state.folder for state in states})
+    return Table({**row, "state": state.state, "error": state.error} for row, state in zip(found, states, strict=True))
