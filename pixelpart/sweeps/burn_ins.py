@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from pixelpart.runs import RunFolder
+from pixelpart.runs import RunFolder, read_facts
 from pixelpart.sweeps.identity import burn_in
 from pixelpart.sweeps.work import Fork, JobFiles, Task
 
@@ -24,8 +24,11 @@ def share_burn_ins(tasks: list[Task]) -> tuple[list[Task], list[Task]]:
     existing = _existing(tasks[0].out, {epochs for epochs, _ in groups}) if groups else {}
     for epochs, key in sorted(groups, reverse=True):  # the longest first: its leader can lead shorter ones too
         group = [task for task in groups[epochs, key] if task.id not in leaders]
-        if key in existing:
-            forks |= {task.id: existing[key] for task in group}
+        if fork := existing.get(key):
+            forks |= {task.id: fork for task in group}
+            if not _kept(tasks[0].out, fork):
+                run = Task(tasks[0].out, fork.id, fork.config, stop_after=epochs, device=tasks[0].device)
+                leaders.setdefault(fork.id, run)
             continue
         able = [task for task in new if task.id not in forks and burn_in(task.config, epochs) == key]
         leader = min(able, key=lambda task: (task.id not in leaders, task.config.mask.rule != "none"))
@@ -46,9 +49,13 @@ def _existing(out: Path, lengths: set[int]) -> dict[str, Fork]:
     found: dict[str, Fork] = {}
     for path in sorted(out.glob("runs/*/checkpoints/last.safetensors")):
         folder = RunFolder(path.parent.parent)
-        config, metrics = folder.read_config(), folder.read_metrics()
+        config = folder.read_config()
         for epochs in lengths & {*config.keep, config.burn_in.epochs}:
-            key, kept = burn_in(config, epochs), folder.checkpoint(f"epoch-{epochs}").exists()
-            if key and (kept or (key not in found and (not metrics or metrics[-1]["epoch"] < epochs))):
-                found[key] = Fork(folder.path.name, config, epochs)
+            key, fork = burn_in(config, epochs), Fork(folder.path.name, config, epochs)
+            if key and (_kept(out, fork) or (key not in found and read_facts(path)["epoch"] < epochs)):
+                found[key] = fork
     return found
+
+
+def _kept(out: Path, fork: Fork) -> bool:
+    return RunFolder(out / "runs" / fork.id).checkpoint(f"epoch-{fork.epoch}").exists()

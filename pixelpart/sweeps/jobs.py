@@ -1,4 +1,4 @@
-"""Many jobs in one folder: OUT/runs/ID are the runs, OUT/jobs/ID.* say what was done with each, and its error.
+"""Many jobs in one folder: OUT/runs/ID are the runs, OUT/jobs the locks and errors of jobs.
 
 Jobs are found again by their identity, so that the same call starts only what is missing.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pixelpart.config import differing_fields
 from pixelpart.errors import UserError, unknown
 from pixelpart.files import exclusive_lock
 from pixelpart.runs import RunFolder
@@ -91,13 +92,13 @@ def _run_local(
             for stage in (burn_ins, tasks):
                 local.perform_here(stage, threads=threads, screen=screen, report=report)
             return
-        with screen.bars("epochs") as progress, local.Workers(workers, out, threads=threads, device=device) as pool:
+        with screen.bars("epochs") as progress, local.started(workers, out, threads=threads, device=device) as pool:
 
             def watch() -> None:
                 progress("sweep", sum(_epochs(folder) for folder in folders.values()), total, f"{finished} done")
 
             for stage in (burn_ins, tasks):
-                pool.perform(stage, report=report, watch=watch)
+                local.perform_with(pool, stage, report=report, watch=watch)
 
 
 def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Task], list[Task]]:
@@ -106,6 +107,11 @@ def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Ta
     for job in jobs:
         runs.setdefault(job.id, []).append(job)
     missing = {id: tuple(job for job in asked if not JobFiles(out, id).is_done(job)) for id, asked in runs.items()}
+    for id, asked in missing.items():
+        folder = RunFolder(out / "runs" / id)
+        if asked and folder.config_file.exists() and identity(theirs := folder.read_config(), folder=folder.path) != id:
+            differing = "; ".join(differing_fields(theirs, asked[0].config))
+            raise UserError(f"{folder.path} holds a run with another config ({differing}); move it away")
     tasks = [Task(out.resolve(), id, asked[0].config, asked, device=device) for id, asked in missing.items() if asked]
     return share_burn_ins(tasks)
 

@@ -26,7 +26,7 @@ class SlurmTask:
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, task: Task) -> None:
         import torch
 
         torch.set_num_threads(self.threads)
@@ -39,7 +39,7 @@ class SlurmTask:
         signal.signal(signal.SIGUSR2, save_first)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            error = perform(Task.from_json(text))
+            error = perform(task)
         except KeyboardInterrupt:
             if received and callable(requeue):
                 requeue(*received[0])
@@ -47,10 +47,10 @@ class SlurmTask:
         if error:
             raise RuntimeError(error)
 
-    def checkpoint(self, text: str) -> Any:
+    def checkpoint(self, task: Task) -> Any:
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, text)
+        return DelayedSubmission(self, task)
 
 
 def submit(
@@ -65,7 +65,7 @@ def submit(
     for stage in (burn_ins, tasks):
         named = {f"{task.id}@{task.stop_after}" if task.stop_after else task.id: task for task in stage}
         new = {name: task for name, task in named.items() if name not in known}
-        submitted = _submit(executor, SlurmTask(threads), [task.to_json() for task in new.values()])
+        submitted = _submit(executor, SlurmTask(threads), list(new.values()))
         known |= dict(zip(new, submitted, strict=True))
         atomic_write(record, json.dumps(known, indent=2) + "\n")
         ids.append(submitted)
@@ -89,11 +89,11 @@ def _executor(folder: Path, settings: dict[str, Any]) -> Any:
     return executor
 
 
-def _submit(executor: Any, function: SlurmTask, texts: list[str]) -> list[str]:
+def _submit(executor: Any, function: SlurmTask, tasks: list[Task]) -> list[str]:
     from submitit.core.utils import FailedJobError
 
     try:
-        return [job.job_id for job in executor.map_array(function, texts)] if texts else []
+        return [job.job_id for job in executor.map_array(function, tasks)] if tasks else []
     except FailedJobError as error:
         raise UserError(f"sbatch: {str(error).strip().splitlines()[-1]}") from None
 

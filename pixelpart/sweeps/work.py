@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config, config_from, differing_fields
+from pixelpart.config import Config
 from pixelpart.errors import Diverged, UserError
 from pixelpart.files import atomic_write, exclusive_lock
 from pixelpart.runs import Run, RunFolder, read_facts
@@ -50,17 +50,18 @@ class JobFiles:
 
     def __init__(self, out: Path, id: str) -> None:
         self.run = RunFolder(out / "runs" / id)
-        self.lock, self.done, self.error = (out / "jobs" / f"{id}.{kind}" for kind in ("lock", "json", "error"))
+        self.done = self.run.path / "done.json"
+        self.lock, self.error = out / "jobs" / f"{id}.lock", out / "jobs" / f"{id}.error"
 
     def is_done(self, job: Job) -> bool:
-        """Whether the run exists and all that the job asks for was done with it."""
-        if not self.run.config_file.exists() or not self.done.exists():
-            return False
-        return job.request in json.loads(self.done.read_text(encoding="utf-8"))
+        """Whether the run is trained and all that the job requests was done with it."""
+        return job.request in self.read_done()
+
+    def read_done(self) -> list[dict[str, Any]]:
+        return json.loads(self.done.read_text(encoding="utf-8")) if self.done.exists() else []
 
     def add_done(self, job: Job) -> None:
-        kept = json.loads(self.done.read_text(encoding="utf-8")) if self.done.exists() else []
-        atomic_write(self.done, json.dumps([*kept, job.request], indent=2) + "\n")
+        atomic_write(self.done, json.dumps([*self.read_done(), job.request], indent=2) + "\n")
 
     def begun(self) -> Config | None:
         """The config of the run if there is a checkpoint from which it resumes."""
@@ -87,18 +88,6 @@ class Task:
     fork: Fork | None = None
     stop_after: int | None = None  # burn-in: stop after this epoch
     device: str | None = None
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), default=_plain)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Task":
-        values = json.loads(text)
-        jobs = [
-            Job(**_with_config(job) | {k: tuple(job[k]) for k in ("attacks", "measures")}) for job in values["jobs"]
-        ]
-        fork = values["fork"] and Fork(**_with_config(values["fork"]))
-        return cls(**_with_config(values) | {"out": Path(values["out"]), "jobs": tuple(jobs), "fork": fork})
 
 
 def perform(task: Task, screen: Screen | None = None) -> str:
@@ -136,28 +125,20 @@ def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
     from pixelpart.engine.train import train
     from pixelpart.engine.training_data import with_data_fields
 
-    config = task.config
-    if files.run.config_file.exists():
-        theirs = files.run.read_config()
-        if identity(theirs, folder=files.run.path) != task.id:
-            differing = "; ".join(differing_fields(theirs, config))
-            raise UserError(f"{files.run.path} holds a run with another config ({differing}); move it away")
-        if files.begun():
-            config = theirs
-    if not files.begun() and task.fork:
-        _provide_burn_in(task, task.fork, screen)
-        config = config.model_copy(
-            update={"init_from": f"{(task.out / 'runs' / task.fork.id).resolve()}@{task.fork.epoch}"}
-        )
-    if not files.begun() and files.run.config_file.exists():  # killed before the first save: nothing depends on it
-        atomic_write(files.run.config_file, with_data_fields(config).to_json())
+    config = files.begun()
+    if config is None:
+        config = task.config
+        if task.fork and _provide_burn_in(task, task.fork, screen):
+            config = config.model_copy(update={"init_from": f"{task.out / 'runs' / task.fork.id}@{task.fork.epoch}"})
+        if files.run.config_file.exists():  # killed before its first save; then it may have been planned otherwise
+            atomic_write(files.run.config_file, with_data_fields(config).to_json())
     if not is_trained(files.run, config):
         train(config, files.run.path, device=task.device, screen=screen, stop_after=task.stop_after)
     return Run(files.run.path)
 
 
-def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> None:
-    """Waits for the shared burn-in, or trains it if no other process does."""
+def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> bool:
+    """Waits for the shared burn-in, or trains it if no other process does; False if that fails."""
     files = JobFiles(task.out, fork.id)
     while not files.run.checkpoint(f"epoch-{fork.epoch}").exists():
         with ExitStack() as stack:
@@ -166,7 +147,11 @@ def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> None:
             except BlockingIOError:
                 time.sleep(WAIT_SECONDS)
                 continue
-            _train(Task(task.out, fork.id, fork.config, stop_after=fork.epoch, device=task.device), files, screen)
+            try:
+                _train(Task(task.out, fork.id, fork.config, stop_after=fork.epoch, device=task.device), files, screen)
+            except Exception:  # reported by the run itself; its first epochs may still be possible without it
+                return False
+    return True
 
 
 def _evaluate(run: Run, job: Job, device: str | None) -> None:
@@ -191,11 +176,3 @@ def _free_memory() -> None:
         sys.modules["torch._dynamo"].reset()
     if torch and torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, Config) else str(value)
-
-
-def _with_config(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {"config": config_from(values["config"], source="task")}

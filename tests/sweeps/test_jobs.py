@@ -1,0 +1,152 @@
+"""Jobs in one folder: what is done is not done again, what is killed goes on, what fails harms nothing else."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+
+from pixelpart.engine import train as train_module
+from pixelpart.errors import UserError
+from pixelpart.files import exclusive_lock
+from pixelpart.runs import Run, RunFolder
+from pixelpart.sweeps import work
+from pixelpart.sweeps.jobs import find_runs, job_states, run_jobs
+from pixelpart.sweeps.table import Table, rows
+from pixelpart.sweeps.work import Job
+
+
+def table(jobs, out):
+    found = rows(jobs, {state.job.id: state.folder for state in job_states(jobs, out)})
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+
+
+def states(jobs, out):
+    return [state.state for state in job_states(jobs, out)]
+
+
+@pytest.fixture
+def eight(job):
+    return [job(seed=seed, eps_low=f"{low}/255") for seed in (0, 1) for low in (4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_sweep_killed_at_random_moments_gives_the_same_table(eight, quiet, tmp_path, monkeypatch, kills):
+    monkeypatch.setitem(train_module.train.__kwdefaults__, "save_seconds", 0)
+    begun = time.monotonic()
+    assert states(eight, tmp_path / "whole") == ["missing"] * 8
+    run_jobs(eight, tmp_path / "whole", screen=quiet)
+    seconds, moments, killed = time.monotonic() - begun, random.Random(3), 0
+    while killed < kills:
+        child = os.fork()
+        if child == 0:
+            try:
+                run_jobs(eight, tmp_path / "killed", screen=quiet)
+            finally:
+                os._exit(0)
+        time.sleep(moments.uniform(0, 2 * seconds / kills))
+        os.kill(child, signal.SIGKILL)
+        if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+            break  # it has finished
+        killed += 1
+    assert killed > 1
+    run_jobs(eight, tmp_path / "killed", screen=quiet)
+    assert table(eight, tmp_path / "killed") == table(eight, tmp_path / "whole")
+    assert states(eight, tmp_path / "killed") == ["done"] * 8
+
+    def nothing(*args):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(work, "_train", nothing)
+    run_jobs(eight, tmp_path / "killed", screen=quiet)
+
+
+def test_row_of_a_run(job, quiet, tmp_path):
+    jobs = [job(), job("at", seed=1)]
+    (state, _) = run_jobs(jobs, tmp_path, screen=quiet)
+    first, second = rows(jobs, {state.job.id: state.folder})
+    entries = {entry["attack"]: entry for entry in json.loads((state.folder / "eval.json").read_text())["entries"]}
+    seconds = sum(row["seconds"] for row in Run(state.folder).metrics) + sum(e["seconds"] for e in entries.values())
+    low, high = entries["natural"]["interval"]
+    assert first == {
+        "run": jobs[0].id, "seed": 0, "mask.rule": "mean", "burn_in.epochs": 1, "epochs": 3,
+        "natural": entries["natural"]["accuracy"], "natural low": low, "natural high": high,
+        "pgd2": entries["pgd2"]["accuracy"], "pgd2 low": entries["pgd2"]["interval"][0],
+        "pgd2 high": entries["pgd2"]["interval"][1], "seconds": round(seconds, 1),
+    }  # fmt: skip
+    assert (second["natural"], second["epochs"]) == (None, 0)
+    Table([first, second]).write_csv(tmp_path / "table.csv")
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    assert lines[0].startswith("run,seed,mask.rule,burn_in.epochs,epochs,natural,natural low,natural high,pgd2")
+    assert lines[2].startswith(f"{jobs[1].id},1,none,0,0,,,,")
+
+
+def test_failed_job_stops_no_other_and_is_tried_again(job, quiet, tmp_path):
+    jobs = [job(mask={"rule": "nonsense"}), job(optim={"lr": 1e30}, seed=1), job()]
+    found = run_jobs(jobs, tmp_path, screen=quiet)
+    assert [state.state for state in found] == ["failed", "failed", "done"]
+    assert found[0].error.startswith("unknown mask.rule 'nonsense'; choose from ")
+    assert "not finite" in found[1].error
+    again = run_jobs(jobs, tmp_path, screen=quiet)
+    assert [(state.state, state.error) for state in again] == [(state.state, state.error) for state in found]
+
+
+def test_one_run_serves_several_jobs(config, quiet, tmp_path):
+    jobs = [
+        Job(config(), ("natural",), images=20),
+        Job(config(), ("natural",), images=30),
+        Job(config(), ("pgd2",), "last", 20),
+    ]
+    run_jobs(jobs, tmp_path, screen=quiet)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert states(jobs, tmp_path) == ["done"] * 3
+    more = Job(config(), ("natural",), images=25)
+    assert states([more], tmp_path) == ["missing"]
+    run_jobs([more], tmp_path, screen=quiet)
+    assert states([*jobs, more], tmp_path) == ["done"] * 4
+
+
+def measured(run, job):
+    return {"epochs": len(run.metrics), "images": job.images}
+
+
+def test_measures_are_kept_in_the_run(config, quiet, tmp_path):
+    job = Job(config("at"), images=7, measures=(f"{__name__}:measured",))
+    (state,) = run_jobs([job], tmp_path, screen=quiet)
+    assert json.loads((state.folder / "measures" / "test_jobs.json").read_text()) == {"epochs": 3, "images": 7}
+
+
+def test_run_folders_are_found_by_identity(config, quiet, tmp_path):
+    RunFolder(tmp_path / "a" / "mine").write_config(config(recipe="mine"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text("no config")
+    jobs = [Job(config()), Job(config(seed=1))]
+    assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "a" / "mine"}
+
+
+def test_deleted_run_is_trained_again(job, quiet, tmp_path):
+    (state,) = run_jobs([job()], tmp_path, screen=quiet)
+    shutil.rmtree(state.folder)
+    assert states([job()], tmp_path) == ["missing"]
+    train_module.train(state.job.config, state.folder, screen=quiet, stop_after=1)
+    (state,) = run_jobs([job()], tmp_path, screen=quiet)
+    assert state.epochs == 3
+    assert table([job()], tmp_path)[0]["pgd2"] is not None
+
+
+def test_folder_of_another_config_and_folder_in_use_are_mistakes(job, config, quiet, tmp_path):
+    folder = RunFolder(tmp_path / "runs" / job().id)
+    folder.write_config(config(seed=7))
+    with pytest.raises(UserError, match=r"holds a run with another config \(seed: 7 != 0"):
+        run_jobs([job(), job(seed=1)], tmp_path, screen=quiet)
+    assert folder.read_config() == config(seed=7)
+    with (
+        exclusive_lock(tmp_path / "other" / ".lock", wait=False),
+        pytest.raises(UserError, match="another process is running a sweep in "),
+    ):
+        run_jobs([job()], tmp_path / "other", screen=quiet)
+    with exclusive_lock(tmp_path / "jobs" / f"{job().id}.lock", wait=False):
+        assert states([job()], tmp_path) == ["running"]
