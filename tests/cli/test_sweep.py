@@ -1,0 +1,72 @@
+"""`pixelpart sweep`: its output, its exit codes, its mistakes."""
+
+import json
+
+import pytest
+
+from command_line import mistake
+from pixelpart.cli.main import main
+from pixelpart.files import exclusive_lock
+
+GRID = """
+base = "shapes-at"
+attacks = "natural"
+images = 40
+[set]
+epochs = 1
+holdout = 10
+probe = 16
+batch_size = 50
+attack.steps = 1
+[grid]
+"""
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(varied):
+        (tmp_path / "grid.toml").write_text(GRID + varied)
+        return tmp_path / "grid.toml"
+
+    return write
+
+
+def test_sweep_prints_the_table_and_starts_only_what_is_missing(grid, tmp_path, capsys):
+    args = ["sweep", str(grid("seed = [0, 1]")), "--device", "cpu"]
+    assert main([*args, "--status", "--json"]) == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["missing", "missing"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "grid.toml"]
+    assert main([*args, "--table", "table.csv"]) == 0
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["run", "seed", "epochs", "natural", "seconds", "state"]
+    assert [line[1:3] + line[5:] for line in lines[1:3]] == [["0", "1", "done"], ["1", "1", "done"]]
+    assert out.splitlines()[-1] == "2 done"
+    assert "2/2 seed=1: done" in err
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 3
+    assert main(["sweep", str(grid("seed = [0, 1, 2]")), "--device", "cpu"]) == 0
+    assert "1/1 seed=2: done" in " ".join(capsys.readouterr().err.replace("shapes-at", "seed=2").split())
+
+
+def test_failed_arm_is_exit_code_1(grid, capsys):
+    args = ["sweep", str(grid("'mask.rule' = ['none', 'nonsense']")), "--device", "cpu"]
+    assert main(args) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 done, 1 failed"
+    assert main([*args, "--status"]) == 0
+    out = capsys.readouterr().out
+    assert "unknown mask.rule 'nonsense'; choose from" in out
+
+
+def test_mistakes_are_one_line(grid, tmp_path, capsys, monkeypatch):
+    path = grid("seed = [0]")
+    assert len(mistake(capsys, ["sweep", "no.toml"], "cannot read no.toml").splitlines()) == 1
+    assert len(mistake(capsys, ["sweep", path, "--on", "moon"], "unknown place 'moon'; choose from").splitlines()) == 1
+    with exclusive_lock(tmp_path / "out" / ".lock", wait=False):
+        args = ["sweep", path, "--out", "out"]
+        assert len(mistake(capsys, args, "another process is running a sweep in out").splitlines()) == 1
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert len(mistake(capsys, ["sweep", path, "--on", "slurm"], "there is no sbatch on the PATH").splitlines()) == 1
+    monkeypatch.setitem(__import__("sys").modules, "submitit", None)
+    assert len(mistake(capsys, ["sweep", path, "--on", "slurm"], "pip install 'pixelpart[slurm]'").splitlines()) == 1
