@@ -169,10 +169,9 @@ def _evaluate(run: Run, job: Job, device: str | None) -> None:
 
 
 def _free_memory() -> None:
-    """Forgets what the run has compiled and captured, so that the next job of the process starts like the first."""
+    """Frees what the run has compiled and captured on a GPU, so that the next job of the process starts like the first."""
     torch = sys.modules.get("torch")
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
-    if torch and torch.cuda.is_available():
+    if torch and torch.cuda.is_initialized():
+        gc.collect()
+        torch._dynamo.reset()
         torch.cuda.empty_cache()

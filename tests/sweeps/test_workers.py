@@ -1,0 +1,64 @@
+"""Worker processes: the bits of a single process, and what happens when one of the processes dies."""
+
+import dataclasses
+import os
+import signal
+import time
+
+import pytest
+
+import small_sweep
+from pixelpart.runs import RunFolder
+from pixelpart.sweeps import local
+from pixelpart.sweeps.jobs import job_states, run_jobs
+from pixelpart.sweeps.table import rows
+
+
+@pytest.fixture(autouse=True)
+def _small_workers(monkeypatch):
+    monkeypatch.setattr(local, "WORKER", small_sweep.WORKER)
+
+
+def table(jobs, out):
+    found = rows(jobs, {state.job.id: state.folder for state in job_states(jobs, out)})
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
+
+
+def test_worker_that_dies_fails_its_job_only(job, quiet, tmp_path):
+    dying = dataclasses.replace(job(), measures=("small_sweep:die_once",))
+    jobs = [dying, job(seed=1), job(eps_low="4/255")]
+    found = run_jobs(jobs, tmp_path / "workers", workers=2, screen=quiet)
+    assert [state.state for state in found] == ["failed", "done", "done"]
+    assert found[0].error.startswith("the worker process ended by SIGKILL; see ")
+    assert [state.state for state in run_jobs(jobs, tmp_path / "workers", screen=quiet)] == ["done"] * 3
+    alone = [job(), *jobs[1:]]
+    run_jobs(alone, tmp_path / "alone", screen=quiet)
+    assert table(alone, tmp_path / "alone") == table(jobs, tmp_path / "workers")
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_workers_save_and_end_when_the_sweep_is_stopped_or_killed(job, quiet, tmp_path, number):
+    endless = job("at", epochs=2000)
+    child = os.fork()
+    if child == 0:
+        try:
+            run_jobs([endless], tmp_path, workers=2, screen=quiet)
+        except KeyboardInterrupt:
+            os._exit(130)
+        finally:
+            os._exit(1)
+    folder = RunFolder(tmp_path / "runs" / endless.id)
+    while not folder.checkpoint("last").exists():
+        time.sleep(0.02)
+    (state,) = job_states([endless], tmp_path)
+    assert state.state == "running"
+    os.kill(child, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == (-9 if number == signal.SIGKILL else 130)
+    while state.state == "running":
+        time.sleep(0.02)
+        (state,) = job_states([endless], tmp_path)
+    assert state.state == "missing"
+    assert "stopped after step" in folder.log_file.read_text()
