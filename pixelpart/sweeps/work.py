@@ -169,7 +169,7 @@ def _evaluate(run: Run, job: Job, device: str | None) -> None:
 
 
 def _free_memory() -> None:
-    """Frees what the run has compiled and captured on a GPU, so that the next job of the process starts like the first."""
+    """Frees what the run has compiled and captured on a GPU: the next job of the process starts like the first."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         gc.collect()
