@@ -42,6 +42,7 @@ class SlurmTask:
             error = perform(task)
         except KeyboardInterrupt:
             if received and callable(requeue):
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it on requeueing
                 requeue(*received[0])
             raise
         if error:

@@ -140,7 +140,8 @@ def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
 def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> bool:
     """Waits for the shared burn-in, or trains it if no other process does; False if that fails."""
     files = JobFiles(task.out, fork.id)
-    while not files.run.checkpoint(f"epoch-{fork.epoch}").exists():
+    checkpoint = files.run.checkpoint(f"epoch-{fork.epoch}")
+    while not checkpoint.exists():
         with ExitStack() as stack:
             try:
                 stack.enter_context(exclusive_lock(files.lock, wait=False))
@@ -149,8 +150,9 @@ def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> bool:
                 continue
             try:
                 _train(Task(task.out, fork.id, fork.config, stop_after=fork.epoch, device=task.device), files, screen)
-            except Exception:  # reported by the run itself; its first epochs may still be possible without it
+            except Exception:  # reported by that run itself; this one then trains its own first epochs
                 return False
+            return checkpoint.exists()
     return True
 
 
@@ -158,8 +160,8 @@ def _evaluate(run: Run, job: Job, device: str | None) -> None:
     from pixelpart.evaluation.evaluate import evaluate
 
     if job.attacks:
-        split: dict[str, Any] = {} if job.split == "test" else {"split": job.split}
-        evaluate(run, attacks=job.attacks, images=job.images, checkpoint=job.checkpoint, device=device, **split)
+        settings: dict[str, Any] = {"checkpoint": job.checkpoint, "images": job.images, "split": job.split}
+        evaluate(run, attacks=job.attacks, device=device, **settings)
     for name in job.measures:
         module, _, function = name.partition(":")
         path = run.dir / "measures" / f"{module.rpartition('.')[2]}.json"

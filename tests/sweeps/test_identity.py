@@ -35,11 +35,14 @@ SAME = [
     (PART, {"objective": {"beta": 1.0}}),
     ({"dataset": "mine:make"}, {"size": 64, "num_classes": 3}),  # filled in when training starts
     ({"eps": 8 / 255}, {"eps": "8/255"}),
+    ({"seed": 3}, {"holdout_seed": 3}),
+    ({"holdout": 0}, {"holdout_seed": 3}),
 ]
 DIFFERENT = [
     ({}, {"seed": 1}),
     ({}, {"eps": "4/255"}),
     ({}, {"holdout": 0}),
+    ({}, {"holdout_seed": 3}),
     ({}, {"epochs": 70}),
     ({}, {"optim": {"decay_at": (50,)}}),
     ({}, {"mask": {"rule": "mean"}}),
