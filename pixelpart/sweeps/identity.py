@@ -103,7 +103,7 @@ def as_burn_in(config: Config, parent: Config, epochs: int) -> Config | None:
     """A fork as the same run with a burn-in of its own; None if there is no such run."""
     values = config.model_dump(mode="json") | {"init_from": ""}
     if config.burn_in.epochs <= epochs:
-        counted = config.mask.every or values.get("eps_from", "same") != "same"  # from the end of burn-in
+        counted = canonical(config).get("mask.every") or values.get("eps_from", "same") != "same"  # from its end
         if counted and config.burn_in.epochs < epochs:
             return None
         first = {name.removeprefix("burn_in."): value for name, value in _first_phase(parent).items()}

@@ -20,7 +20,7 @@ from pixelpart.sweeps import slurm as slurm_jobs
 from pixelpart.sweeps.burn_ins import share_burn_ins
 from pixelpart.sweeps.identity import identity
 from pixelpart.sweeps.table import describe
-from pixelpart.sweeps.work import Job, JobFiles, Task, last_line
+from pixelpart.sweeps.work import Job, JobFiles, Task, last_line, perform
 
 PLACES = ("local", "slurm")
 
@@ -63,42 +63,47 @@ def run_jobs(
                 if numbers:
                     screen.say(f"submitted {what}: {' '.join(numbers)}")
         elif tasks:
-            _run_local(burn_ins, tasks, out, workers=workers, threads=threads, device=device, screen=screen)
+            report = _Report(tasks, screen)
+            with local.sigterm_as_interrupt():
+                if workers == 1:
+                    with local.cpu_threads(threads):
+                        for task in (*burn_ins, *tasks):
+                            report(task, perform(task, screen))
+                else:
+                    _run_workers((burn_ins, tasks), out, report, workers=workers, threads=threads, device=device)
     return job_states(jobs, out)
 
 
-def _run_local(
-    burn_ins: list[Task],
-    tasks: list[Task],
-    out: Path,
-    *,
-    workers: int,
-    threads: int,
-    device: str | None,
-    screen: Screen,
+class _Report:
+    """A line for every finished task."""
+
+    def __init__(self, tasks: list[Task], screen: Screen) -> None:
+        self.tasks, self.screen, self.finished, self.begun = tasks, screen, 0, time.monotonic()
+        self.labels = describe([task.jobs[0] for task in tasks])
+
+    def __call__(self, task: Task, error: str) -> None:
+        self.finished += not task.stop_after
+        label = self.labels.get(task.id, task.id)
+        what = f"burn-in of {label}" if task.stop_after else f"{self.finished}/{len(self.tasks)} {label}"
+        seconds = time.monotonic() - self.begun
+        self.screen.say(f"{what}: {f'failed: {error}' if error else 'done'}, {seconds:.0f} s")
+
+
+def _run_workers(
+    stages: Sequence[list[Task]], out: Path, report: _Report, *, workers: int, threads: int, device: str | None
 ) -> None:
-    labels, finished = describe([task.jobs[0] for task in tasks]), 0
-    folders = {task.id: RunFolder(out / "runs" / task.id) for task in tasks}
-    total, begun = sum(task.config.epochs for task in tasks), time.monotonic()
+    """Performs the stages one after the other in several processes."""
+    folders, total = (
+        [RunFolder(out / "runs" / task.id) for task in stages[1]],
+        sum(task.config.epochs for task in stages[1]),
+    )
+    with report.screen.bars("epochs") as progress, local.started(workers, out, threads=threads, device=device) as pool:
 
-    def report(task: Task, error: str) -> None:
-        nonlocal finished
-        finished += not task.stop_after
-        what = f"burn-in of {labels[task.id]}" if task.stop_after else f"{finished}/{len(tasks)} {labels[task.id]}"
-        screen.say(f"{what}: {f'failed: {error}' if error else 'done'}, {time.monotonic() - begun:.0f} s")
+        def watch() -> None:
+            progress("sweep", sum(map(_epochs, folders)), total, f"{report.finished} done")
 
-    with local.sigterm_as_interrupt():
-        if workers == 1:
-            for stage in (burn_ins, tasks):
-                local.perform_here(stage, threads=threads, screen=screen, report=report)
-            return
-        with screen.bars("epochs") as progress, local.started(workers, out, threads=threads, device=device) as pool:
-
-            def watch() -> None:
-                progress("sweep", sum(_epochs(folder) for folder in folders.values()), total, f"{finished} done")
-
-            for stage in (burn_ins, tasks):
-                local.perform_with(pool, stage, report=report, watch=watch)
+        for stage in stages:
+            local.perform_with(pool, stage, report=report, watch=watch)
 
 
 def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Task], list[Task]]:

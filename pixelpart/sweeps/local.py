@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pixelpart.files import atomic_write
-from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.work import JobFiles, Task, perform
 
 WORKER = [sys.executable, "-m", "pixelpart.sweeps.local"]
@@ -26,15 +25,15 @@ POLL_SECONDS = 0.5
 Report = Callable[[Task, str], None]  # called with every finished task and its error
 
 
-def perform_here(tasks: list[Task], *, threads: int, screen: Screen, report: Report) -> None:
-    """Performs the tasks one after the other in this process."""
+@contextlib.contextmanager
+def cpu_threads(n: int) -> Iterator[None]:
+    """Computes with n threads in this process."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(n)
     try:
-        for task in tasks:
-            report(task, perform(task, screen))
+        yield
     finally:
         torch.set_num_threads(before)
 

@@ -69,15 +69,6 @@ class JobFiles:
 
 
 @dataclass(frozen=True)
-class Fork:
-    """The run whose first epochs are shared."""
-
-    id: str
-    config: Config
-    epoch: int
-
-
-@dataclass(frozen=True)
 class Task:
     """What one process does at a stretch: one run, and all jobs that use it."""
 
@@ -85,8 +76,8 @@ class Task:
     id: str
     config: Config
     jobs: tuple[Job, ...] = ()
-    fork: Fork | None = None
-    stop_after: int | None = None  # burn-in: stop after this epoch
+    fork: "Task | None" = None  # the burn-in that the run starts from
+    stop_after: int | None = None  # of a burn-in: its last epoch
     device: str | None = None
 
 
@@ -128,8 +119,8 @@ def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
     config = files.begun()
     if config is None:
         config = task.config
-        if task.fork and _provide_burn_in(task, task.fork, screen):
-            config = config.model_copy(update={"init_from": f"{task.out / 'runs' / task.fork.id}@{task.fork.epoch}"})
+        if (fork := task.fork) and _provide_burn_in(fork, screen):
+            config = config.model_copy(update={"init_from": f"{fork.out / 'runs' / fork.id}@{fork.stop_after}"})
         if files.run.config_file.exists():  # killed before its first save; then it may have been planned otherwise
             atomic_write(files.run.config_file, with_data_fields(config).to_json())
     if not is_trained(files.run, config):
@@ -137,10 +128,10 @@ def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
     return Run(files.run.path)
 
 
-def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> bool:
+def _provide_burn_in(task: Task, screen: Screen) -> bool:
     """Waits for the shared burn-in, or trains it if no other process does; False if that fails."""
-    files = JobFiles(task.out, fork.id)
-    checkpoint = files.run.checkpoint(f"epoch-{fork.epoch}")
+    files = JobFiles(task.out, task.id)
+    checkpoint = files.run.checkpoint(f"epoch-{task.stop_after}")
     while not checkpoint.exists():
         with ExitStack() as stack:
             try:
@@ -149,7 +140,7 @@ def _provide_burn_in(task: Task, fork: Fork, screen: Screen) -> bool:
                 time.sleep(WAIT_SECONDS)
                 continue
             try:
-                _train(Task(task.out, fork.id, fork.config, stop_after=fork.epoch, device=task.device), files, screen)
+                _train(task, files, screen)
             except Exception:  # reported by that run itself; this one then trains its own first epochs
                 return False
             return checkpoint.exists()

@@ -20,7 +20,8 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_runs_with_a_shared_burn_in_have_the_bits_of_runs_without(config, quiet, tmp_path, plain):
+def test_runs_with_a_shared_burn_in_have_the_bits_of_runs_without(config, quiet, tmp_path, monkeypatch, plain):
+    monkeypatch.setitem(train.__kwdefaults__, "save_seconds", 0)  # also inside the first epoch of a fork
     arms = [config(eps_low=low, mask={"rule": "mean", "every": 1}) for low in ("4/255", "7/255")]
     configs = [*arms, *([config("at")] if plain else [])]
     states = run_jobs([Job(c) for c in configs], tmp_path / "sweep", screen=quiet)
@@ -29,6 +30,7 @@ def test_runs_with_a_shared_burn_in_have_the_bits_of_runs_without(config, quiet,
         whole = train(alone, tmp_path / state.job.id, screen=quiet)
         run = RunFolder(state.folder)
         assert run.read_config().init_from == ("" if state is leader else f"{leader.folder.resolve()}@1")
+        assert run.checkpoint("epoch-1").exists() == (state is leader)
         for name in ("last", "best"):
             assert equal(weights(run, name), weights(whole.folder, name))
         shared = rows_without_clock(whole)[0 if state is leader else 1 :]
@@ -54,7 +56,7 @@ def test_groups_and_their_leaders(config, tmp_path):
         ids[2]: (4, (2, 4)),  # leads its own group, and the one with a shorter burn-in
         ids[7]: (2, (2,)),
     }
-    forks = [task.fork and (ids.index(task.fork.id), task.fork.epoch) for task in tasks]
+    forks = [task.fork and (ids.index(task.fork.id), task.fork.stop_after) for task in tasks]
     assert forks == [(2, 2), (2, 2), None, (2, 4), (7, 2), (7, 2), None, None]
     assert share_burn_ins([]) == ([], [])
 
@@ -63,12 +65,12 @@ def test_later_runs_fork_from_what_earlier_ones_kept(job, quiet, tmp_path):
     run_jobs([job()], tmp_path, screen=quiet)
     burn_ins, (task,) = plan([job(), job(eps_low="4/255")], tmp_path, device=None)
     assert burn_ins == []
-    assert (task.fork.id, task.fork.epoch) == (job().id, 1)
+    assert (task.fork.id, task.fork.stop_after) == (job().id, 1)
     (state,) = run_jobs([job(eps_low="4/255")], tmp_path, screen=quiet)
     assert state.state == "done"
 
 
-def test_a_burn_in_that_was_stopped_is_trained_on_first(job, quiet, tmp_path, monkeypatch):
+def test_a_burn_in_that_was_stopped_is_trained_on_first(job, quiet, tmp_path):
     jobs = [job(burn_in={"epochs": 2}, eps_low=low) for low in ("4/255", "5/255")]
     leader = plan(jobs, tmp_path, device=None)[0][0]
     train(leader.config, tmp_path / "runs" / leader.id, screen=quiet, stop_after=1)
