@@ -91,5 +91,10 @@ def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | N
     }  # fmt: skip
     asked |= {"n": job.images} if job.images else {}
     entries = read_entries(folder) if folder else []
-    matching = [entry for entry in entries if all(entry.get(name) == value for name, value in asked.items())]
+    matching = [
+        entry
+        for entry in entries
+        if all(entry.get(name) == value for name, value in asked.items())
+        if entry.get("settings", {}).get("step_size", job.step_size) == job.step_size
+    ]
     return max(matching, key=lambda entry: entry["n"], default=None)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config
+from pixelpart.config import DEFAULT_STEP_SIZE, Config
 from pixelpart.errors import Diverged, UserError
 from pixelpart.files import atomic_write, exclusive_lock
 from pixelpart.runs import Run, RunFolder, read_facts
@@ -32,6 +32,7 @@ class Job:
     checkpoint: str = "best"
     images: int | None = None  # the first n test images; None: all
     split: str = "test"
+    step_size: float = DEFAULT_STEP_SIZE  # of the attacks
     measures: tuple[str, ...] = ()  # module:function, called with (run, job); its JSON is kept in the run's measures/
 
     @cached_property
@@ -152,6 +153,7 @@ def _evaluate(run: Run, job: Job, device: str | None) -> None:
 
     if job.attacks:
         settings: dict[str, Any] = {"checkpoint": job.checkpoint, "images": job.images, "split": job.split}
+        settings["step_size"] = job.step_size
         evaluate(run, attacks=job.attacks, device=device, **settings)
     for name in job.measures:
         module, _, function = name.partition(":")
