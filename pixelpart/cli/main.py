@@ -18,6 +18,7 @@ from pixelpart.cli.corruptions import corruptions
 from pixelpart.cli.data import data
 from pixelpart.cli.demo import demo
 from pixelpart.cli.evaluate import evaluate
+from pixelpart.cli.experiment import experiment
 from pixelpart.cli.explain import explain
 from pixelpart.cli.report import report
 from pixelpart.cli.sweep import sweep
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "compare": compare,
     "explain": explain,
     "sweep": sweep,
+    "experiment": experiment,
     "report": report,
     "data": data,
     "bench": bench,
@@ -72,5 +74,5 @@ def run_command(args: list[str]) -> int | None:
 
 
 def usage() -> str:
-    lines = "\n".join(f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:<12} {command.__doc__}" for name, command in COMMANDS.items())
     return f"usage: pixelpart COMMAND ...\n\n{lines}\n\n`pixelpart COMMAND --help` lists the options of a command."

@@ -1,0 +1,62 @@
+"""`pixelpart experiment`."""
+
+import json
+from pathlib import Path
+
+from pixelpart.cli.arguments import Parser, add_device, positive_int
+from pixelpart.errors import choose
+from pixelpart.experiments import EXPERIMENTS
+from pixelpart.runtime.progress import Screen
+
+
+def experiment(args: list[str]) -> int:
+    """Runs an experiment of the paper, or lists them: trains, attacks, writes a table and a figure."""
+    parser = Parser("experiment", experiment.__doc__)
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="experiment (default: list them)")
+    add("--scale", default="demo", help="demo: shapes, four epochs, a CPU; paper: the paper's recipes, a GPU")
+    add("--data", metavar="NAME", help="table1 at paper scale: cifar10, svhn or tinyimagenet (default: cifar10)")
+    add(
+        "--seeds",
+        type=positive_int,
+        metavar="N",
+        help="runs of each arm, with seeds 0 to N - 1 (default: by experiment)",
+    )
+    add("--out", type=Path, help="folder for runs, tables and figures (default: experiments/SCALE)")
+    add("--from", dest="source", type=Path, metavar="DIR", help="use the finished runs below DIR; train nothing")
+    add("--workers", type=positive_int, default="1", metavar="N", help="runs at a time")
+    add("--threads", type=positive_int, default="1", metavar="N", help="CPU threads of a run")
+    add("--on", default="local", help="local, or slurm: submit the runs and return")
+    add_device(parser)
+    add("--json", action="store_true", help="print result.json instead of the table")
+    add("--quiet", action="store_true", help="show no progress")
+    found = parser.parse_all(args)
+    if found.name is None:
+        print(listing())
+        return 0
+    choose(EXPERIMENTS, found.name, "experiment")
+    from pixelpart.experiments.common.experiment import run_experiment
+
+    screen = Screen(quiet=found.quiet)
+    outcome = run_experiment(
+        found.name, out=found.out or Path("experiments") / found.scale, scale=found.scale, data=found.data,
+        seeds=found.seeds, source=found.source, workers=found.workers, threads=found.threads, device=found.device,
+        on=found.on, screen=screen,
+    )  # fmt: skip
+    print(json.dumps(outcome.results.as_json(), indent=2) if found.json else outcome.text)
+    for state in outcome.failed:
+        screen.say(f"failed: {state.folder}: {state.error}")
+    if outcome.missing:
+        screen.say(f"{len(outcome.missing)} of {len(outcome.states)} runs are not finished; run the command again")
+    screen.say(f"table.md, figure.png and result.json are in {outcome.folder}")
+    return 1 if outcome.failed else 0
+
+
+def listing() -> str:
+    """Name, number in the paper, title and time of each experiment."""
+    head = ["name", "in the paper", "what", "--scale demo", "--scale paper"]
+    rows = [[name, one.number, one.title, one.demo, one.paper] for name, one in EXPERIMENTS.items()]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+    about = "demo: shapes, four epochs, two CPU cores; paper: the paper's recipes, three seeds, one H200"
+    return "\n".join([*(line.rstrip() for line in lines), "", about])

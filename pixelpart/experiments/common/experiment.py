@@ -1,0 +1,215 @@
+"""An experiment: its arms, attacks and plot; `run_experiment` trains what is missing and writes table and figure."""
+
+import contextlib
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelpart import experiments
+from pixelpart.config import DEFAULT_STEP_SIZE
+from pixelpart.errors import UserError, choose
+from pixelpart.experiments.common.paper import Numbers
+from pixelpart.experiments.common.results import Pairs, Results, RunResult, read_run
+from pixelpart.experiments.common.scales import SCALES, Arms, Scale
+from pixelpart.experiments.common.tables import Table, markdown
+from pixelpart.files import atomic_write
+from pixelpart.runs import RunFolder
+from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps.jobs import JobState, find_runs, run_jobs
+from pixelpart.sweeps.work import Job
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Attacks = Mapping[str, tuple[str, ...]]  # by scale
+More = Callable[..., Results]  # further runs: more(arms, attacks=..., split=...)
+
+FOUR: Attacks = {
+    "paper": ("natural", "pgd20", "mma20", "autoattack"),
+    "demo": ("natural", "pgd20", "mma20", "apgd"),  # of AutoAttack's four parts the two that break nearly all
+}
+
+
+STEP_SIZES = {"svhn": 1 / 255}  # of the attacks, as in the paper
+
+
+def no_arms(scale: Scale) -> Arms:
+    return {}
+
+
+def no_analysis(results: Results, more: More) -> list[Table]:
+    return []
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment is made of; see docs/experiments.md."""
+
+    plot: "Callable[[Results], Figure]"
+    arms: Callable[[Scale], Arms] = no_arms
+    attacks: Attacks = field(default_factory=dict)
+    measures: tuple[str, ...] = ()  # module:function, called with (run, job) once all runs are trained
+    columns: Callable[[Scale], Sequence[str]] | None = None  # of the table (default: the attacks)
+    reads: tuple[str, ...] = ()  # further columns, from which `analyse` derives others
+    paper: Callable[[Scale], Numbers] = lambda scale: {}
+    baselines: Callable[[Arms], Pairs] = lambda arms: []
+    analyse: Callable[[Results, More], list[Table]] = no_analysis  # fills results.analysis; more tables
+    seeds: Mapping[str, range] = field(default_factory=lambda: {"paper": range(3), "demo": range(1)})
+    fewer: Mapping[str, int] = field(default_factory=dict)  # arms with at most this many seeds
+    split: str = "test"
+    scales: Mapping[str, Scale] = field(default_factory=lambda: SCALES)
+    data: tuple[str, ...] = ("cifar10",)  # choices of --data at paper scale
+    checkpoint: str = "last"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `run_experiment` leaves: results, the folder with result.json, table.md and figure.png, and job states."""
+
+    results: Results
+    folder: Path
+    states: list[JobState]
+    text: str  # of table.md
+
+    @property
+    def failed(self) -> list[JobState]:
+        return [state for state in self.states if state.state == "failed"]
+
+    @property
+    def missing(self) -> list[JobState]:
+        return [state for state in self.states if state.state not in ("done", "failed")]
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name; its module is imported now."""
+    choose(experiments.EXPERIMENTS, name, "experiment")
+    return importlib.import_module(f"pixelpart.experiments.{name.replace('-', '_')}").EXPERIMENT
+
+
+def choose_scale(experiment: Experiment, scale: str, data: str | None) -> Scale:
+    chosen = choose(experiment.scales, scale, "scale")
+    if data is None or data == chosen.data:
+        return chosen
+    if scale != "paper":
+        raise UserError(f"scale {scale} uses {chosen.data}; --data {data} needs --scale paper")
+    choose(dict.fromkeys(experiment.data), data, "data set")
+    return replace(chosen, data=data)
+
+
+@dataclass
+class Runner:
+    """Runs jobs in `out`, or finds their runs below `source` without training."""
+
+    experiment: Experiment
+    scale: Scale
+    out: Path
+    seeds: range
+    source: Path | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # of run_jobs
+    states: list[JobState] = field(default_factory=list)
+
+    def runs(self, arms: Arms, **request: Any) -> dict[str, list[RunResult]]:
+        """The finished runs of each arm; training and attacks come first, then measures, which may use other runs."""
+        own = self.experiment
+        usual: dict[str, Any] = {"checkpoint": own.checkpoint, "images": self.scale.images, "split": own.split}
+        usual["step_size"] = STEP_SIZES.get(self.scale.data, DEFAULT_STEP_SIZE)
+        request = {"attacks": self.attacks} | usual | request
+        first = request.pop("seeds", None)  # only the first of the seeds
+        jobs = {
+            label: [Job(config.model_copy(update={"seed": seed}), **request) for seed in self.seeds_of(label)[:first]]
+            for label, config in arms.items()
+        }
+        every = [job for group in jobs.values() for job in group]
+        if self.source is not None:
+            folders = find_runs(every, self.source)
+        else:
+            states = run_jobs(every, self.out, **self.settings) if every else []
+            if own.measures and all(state.state == "done" for state in states):
+                every = [replace(job, attacks=(), measures=own.measures) for job in every]
+                states = run_jobs(every, self.out, **self.settings)
+            self.states += states
+            folders = {state.job.id: state.folder for state in states if state.state == "done"}
+        columns = (*self.columns, *request["attacks"], *own.reads)
+        return {
+            label: [read_run(job, folders[job.id], columns) for job in group if job.id in folders]
+            for label, group in jobs.items()
+        }
+
+    def seeds_of(self, label: str) -> Sequence[int]:
+        """The seeds of an arm; those of all runs below `source` if they are only looked for."""
+        return self.seeds_below if self.source else self.seeds[: self.experiment.fewer.get(label)]
+
+    @cached_property
+    def seeds_below(self) -> list[int]:
+        """The seeds of the runs below `source`."""
+        assert self.source is not None
+        found = set()
+        for path in self.source.rglob("config.json"):
+            with contextlib.suppress(UserError):
+                found.add(RunFolder(path.parent).read_config().seed)
+        return sorted(found)
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.experiment.columns(self.scale) if self.experiment.columns else ()
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        return tuple(self.experiment.attacks.get(self.scale.name, ()))
+
+    def results(self, name: str, arms: Arms, **request: Any) -> Results:
+        own, listed = self.experiment, experiments.EXPERIMENTS[name]
+        columns = list(self.columns if own.columns else request.get("attacks", self.attacks))
+        runs = self.runs(arms, **request)
+        return Results(
+            name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
+            own.paper(self.scale), own.baselines(arms),
+            {label: len(self.seeds[: own.fewer.get(label)]) for label in arms}, notes=list(own.notes),
+        )  # fmt: skip
+
+
+def run_experiment(
+    name: str,
+    *,
+    out: Path,
+    scale: str = "demo",
+    data: str | None = None,
+    seeds: int | None = None,
+    source: Path | None = None,
+    workers: int = 1,
+    threads: int = 1,
+    device: str | None = None,
+    on: str = "local",
+    screen: Screen | None = None,
+) -> Outcome:
+    """Trains and evaluates what is missing, then writes result.json, table.md and figure.png to out/name.
+
+    The runs are in out/runs and shared by all experiments. With `source`, finished runs are looked for below that
+    folder, and nothing is trained.
+    """
+    experiment = load(name)
+    chosen = choose_scale(experiment, scale, data)
+    if source is not None and not source.is_dir():
+        raise UserError(f"no folder {source}")
+    settings = {"workers": workers, "threads": threads, "device": device, "on": on, "screen": screen or Screen()}
+    usual = experiment.seeds[scale]
+    chosen_seeds = range(usual.start, usual.start + (seeds or len(usual)))
+    runner = Runner(experiment, chosen, out, chosen_seeds, source, settings)
+    results = runner.results(name, experiment.arms(chosen))
+
+    def more(arms: Arms, **request: Any) -> Results:
+        return runner.results(name, arms, **request)
+
+    tables = experiment.analyse(results, more)
+    folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
+    text = markdown(results, tables)
+    atomic_write(folder / "result.json", json.dumps(results.as_json(), indent=2, allow_nan=False) + "\n")
+    atomic_write(folder / "table.md", text)
+    figure = experiment.plot(results)
+    figure.savefig(folder / "figure.png", dpi=150, metadata={"Software": None})
+    return Outcome(results, folder, runner.states, text)

@@ -1,0 +1,215 @@
+"""The plots that experiments share: values with intervals, lines over a number, points in the plane."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pixelpart.experiments.common.results import Cell, Results
+
+COLOURS = ("#1f5fa8", "#b8480f", "#0d7468", "#7a3fb0", "#86650a", "#b02568", "#4b721b", "#55606e")
+INK, FAINT = "#222222", "#8a8f98"
+MARKERS = ("o", "^", "D", "v")
+NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD"}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The user's matplotlibrc does not change our figures."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9, "axes.edgecolor": FAINT, "text.color": INK})
+        yield
+
+
+def panels(
+    n: int, *, width: float = 3.2, height: float = 2.8, title: str = "", **settings: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with n calm panels next to each other."""
+    figure = Figure(figsize=(width * n, height), layout="constrained")
+    axes = figure.subplots(1, n, squeeze=False, **settings)[0]
+    for one in axes:
+        calm(one)
+    if title:
+        figure.suptitle(title, fontsize=9.5, x=0.01, ha="left")
+    return figure, list(axes)
+
+
+def calm(axes: Axes) -> None:
+    axes.grid(color=INK, alpha=0.13, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=2.5, colors=INK)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+
+
+def shown_name(column: str) -> str:
+    """pgd20 as PGD-20."""
+    kind = column.rstrip("0123456789")
+    return NAMES.get(column, f"{kind.upper()}-{column[len(kind) :]}" if kind in ("pgd", "mma") else column)
+
+
+def heading(results: Results) -> str:
+    what = results.number[:1].upper() + results.number[1:] + ": " if results.number != "-" else ""
+    where = {"demo": f"demo scale ({results.data}, few epochs)", "paper": results.data}[results.scale]
+    seeds = max((len(runs) for runs in results.runs.values()), default=0)
+    return f"{what}{results.title}\n{where}, {seeds} seed{'s' * (seeds != 1)}, 95 % intervals"
+
+
+def colour(results: Results, arm: str) -> str:
+    """One colour for a baseline and all arms that are compared with it."""
+    base = dict(reversed(results.baselines))
+    groups = list(dict.fromkeys(base.get(one, one) for one in results.arms))
+    return COLOURS[groups.index(base.get(arm, arm)) % len(COLOURS)]
+
+
+def is_baseline(results: Results, arm: str) -> bool:
+    """Whether other arms are compared with it, and it with none."""
+    return arm not in {one for one, _ in results.baselines} and bool(results.baselines)
+
+
+def intervals(results: Results, columns: Sequence[str] | None = None) -> Figure:
+    """A panel per column, a row per arm: ours with its interval, the paper's number as a hollow diamond."""
+    columns = list(columns or results.columns)
+    with style():
+        height = 1.1 + 0.27 * len(results.arms)
+        figure, axes = panels(len(columns), width=2.5, height=height, title=heading(results), sharey=True)
+        for one, column in zip(axes, columns, strict=True):
+            for row, arm in enumerate(results.arms):
+                cell = results.cell(arm, column)
+                if cell is not None:
+                    _row(
+                        one,
+                        row,
+                        cell,
+                        colour(results, arm),
+                        hollow=is_baseline(results, arm),
+                        paper=results.scale == "paper",
+                    )
+            one.set_title(shown_name(column) + ", %")
+            one.xaxis.set_major_locator(MaxNLocator(nbins=5))
+            one.set_ylim(len(results.arms) - 0.5, -0.5)
+        axes[0].set_yticks(range(len(results.arms)), results.arms)
+        _paper_legend(axes[-1], results)
+        return figure
+
+
+def _row(axes: Axes, row: int, cell: Cell, colour: str, *, hollow: bool, paper: bool) -> None:
+    if not math.isnan(cell.mean):
+        low, high = cell.interval or (cell.mean, cell.mean)
+        axes.plot([low, high], [row, row], color=colour, linewidth=1.6, solid_capstyle="butt")
+        axes.plot(cell.mean, row, "o", color=colour, markersize=5, markerfacecolor=colour if not hollow else "white")
+        if len(cell.values) > 1:
+            axes.plot(cell.values, [row + 0.22] * len(cell.values), "|", color=colour, markersize=4, alpha=0.7)
+    if cell.paper and paper:
+        axes.plot(cell.paper[0], row, "D", color=FAINT, markersize=5, markerfacecolor="none")
+
+
+def _paper_legend(axes: Axes, results: Results) -> None:
+    if results.scale == "paper" and results.paper:
+        axes.plot([], [], "D", color=FAINT, markersize=5, markerfacecolor="none", label="paper")
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def lines(
+    results: Results,
+    panels_of: Mapping[str, Mapping[int, str]],
+    *,
+    xlabel: str,
+    ylabel: str = "accuracy, %",
+    arms: Sequence[str] | None = None,
+) -> Figure:
+    """A line per arm over a number; `panels_of` has the column of each number, for every panel's title."""
+    with style():
+        figure, axes = panels(len(panels_of), width=3.6, height=3.3, title=heading(results))
+        for one, (title, columns) in zip(axes, panels_of.items(), strict=True):
+            for arm in arms or results.arms:
+                line(one, results, arm, {x: results.cell(arm, column) for x, column in columns.items()})
+            one.set_title(title)
+            one.set_xticks(list(columns))
+            one.set_xlabel(xlabel)
+        axes[0].set_ylabel(ylabel)
+        axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        return figure
+
+
+def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None]) -> None:
+    """An arm with its interval as a band; dashed where it is a baseline; the paper's as hollow diamonds."""
+    known = {x: cell for x, cell in cells.items() if cell is not None and not math.isnan(cell.mean)}
+    hue = colour(results, arm)
+    dash = (0, (4, 2)) if is_baseline(results, arm) else "-"
+    axes.plot(
+        list(known), [cell.mean for cell in known.values()], color=hue, linestyle=dash, marker="o", markersize=3.5,
+        linewidth=1.4, label=arm,
+    )  # fmt: skip
+    bands = {x: cell.interval for x, cell in known.items() if cell.interval}
+    if bands and results.scale == "paper":
+        low, high = zip(*bands.values(), strict=True)
+        axes.fill_between(list(bands), low, high, color=hue, alpha=0.1, linewidth=0)
+    papers = {x: cell.paper[0] for x, cell in cells.items() if cell is not None and cell.paper}
+    if papers and results.scale == "paper":
+        axes.plot(list(papers), list(papers.values()), "D", color=hue, markersize=4, markerfacecolor="none")
+
+
+def plane(results: Results, *, x: str = "natural", y: str, first: Sequence[str] = ()) -> tuple[Figure, Axes]:
+    """Each arm as a point with its error, natural against robust accuracy; the arms in `first` in grey."""
+    with style():
+        figure, (axes,) = panels(1, width=6.4, height=4.6, title=heading(results))
+        others = [arm for arm in results.arms if arm not in first]
+        for arm in results.arms:
+            across, up = results.cell(arm, x), results.cell(arm, y)
+            if not (across and up and across.values and up.values):
+                continue
+            hue = FAINT if arm in first else COLOURS[others.index(arm) % len(COLOURS)]
+            marker = "s" if arm in first else MARKERS[others.index(arm) // len(COLOURS) % len(MARKERS)]
+            axes.errorbar(
+                across.mean, up.mean, xerr=_errors(across), yerr=_errors(up), fmt=marker, color=hue, markersize=5,
+                elinewidth=0.8, alpha=0.95, label=None if arm in first else arm,
+            )  # fmt: skip
+            if arm in first:
+                where = {"xytext": (4, 5), "textcoords": "offset points"}
+                axes.annotate(arm, (across.mean, up.mean), fontsize=8, color=INK, **where)  # type: ignore[arg-type]
+        axes.set_xlabel(f"{shown_name(x)} accuracy, %")
+        axes.set_ylabel(f"{shown_name(y)} accuracy, %")
+        if others:
+            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        return figure, axes
+
+
+def _errors(cell: Cell) -> list[list[float]] | None:
+    return [[cell.mean - cell.interval[0]], [cell.interval[1] - cell.mean]] if cell.interval else None
+
+
+def series(axes: Axes, cells: Mapping[int, Cell | None], *, colour: str, label: str, dashed: bool = False) -> None:
+    """Means over a number, each with its interval as a thin bar."""
+    known = {x: cell for x, cell in cells.items() if cell is not None and cell.values}
+    style = (0, (4, 2)) if dashed else "-"
+    means = [cell.mean for cell in known.values()]
+    axes.plot(list(known), means, color=colour, marker="o", markersize=4, linewidth=1.4, linestyle=style, label=label)
+    for x, cell in known.items():
+        if cell.interval:
+            axes.plot([x, x], cell.interval, color=colour, linewidth=0.9, alpha=0.5)
+
+
+def bars(axes: Axes, results: Results, columns: Sequence[str]) -> None:
+    """Grouped bars, a group per column and a bar per arm; the paper's numbers as diamonds at paper scale."""
+    width = 0.8 / len(results.arms)
+    for place, arm in enumerate(results.arms):
+        for x, column in enumerate(columns):
+            cell, at = results.cell(arm, column), x + (place - (len(results.arms) - 1) / 2) * width
+            if cell is None:
+                continue
+            if cell.values:
+                axes.bar(at, cell.mean, width, color=COLOURS[place], label=arm if x == 0 else None)
+                axes.annotate(f"{cell.mean:.1f}", (at, cell.mean), ha="center", va="bottom", fontsize=7)
+            if cell.paper and results.scale == "paper":
+                axes.plot(at, cell.paper[0], "D", color=INK, markersize=4, markerfacecolor="none")
+    axes.set_xticks(range(len(columns)), [shown_name(column).replace(" ", "\n", 1) for column in columns])
+    axes.set_ylabel("accuracy, %")
+    axes.grid(False, axis="x")
+    axes.legend(frameon=False, fontsize=8)

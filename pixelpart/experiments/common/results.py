@@ -1,0 +1,277 @@
+"""The results of an experiment's runs, read from their folders: accuracies per arm, intervals, the paper's numbers."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pixelpart.config import Config
+from pixelpart.evaluation.statistics import difference, wilson
+from pixelpart.evaluation.store import read_entries, read_flags
+from pixelpart.experiments.common.paper import Number, Numbers
+from pixelpart.runs import RunFolder
+from pixelpart.sweeps.table import find_entry
+from pixelpart.sweeps.work import Job
+
+SAME_AS_IN_PAPER = {"apgd": "autoattack"}  # columns that the paper has under another name: the two differ by < .05
+PAPER_SEEDS = 3
+# Standard deviations between seeds of accuracies on CIFAR-10, in points, for the interval of ours - paper.
+DEVIATIONS = {r"natural|.+-[1-5]": 0.30, r"(adaptive-)?(pgd|mma)\d+": 0.25, r"autoattack": 0.20}
+
+
+PerImage = NDArray[Any]  # (n,): whether an image is classified correctly, or a share of its versions
+Pairs = Sequence[tuple[str, str]]  # an arm and its baseline
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run: values by column (accuracies in %), values per image where there are any, and what was measured."""
+
+    seed: int
+    folder: Path
+    values: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    flags: dict[str, PerImage]
+    measures: dict[str, Any]  # JSON by the name of the measure
+    budget: float | None  # mean after burn-in, in 1/255
+    seconds: float  # of training
+    n: int  # images
+
+    def add(self, column: str, per_image: PerImage) -> None:
+        """A column that an experiment derives from others."""
+        self.flags[column], self.values[column] = per_image, 100 * float(per_image.mean())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column of an arm: the mean over seeds with its 95 % interval, the paper's number, ours minus paper's."""
+
+    values: list[float]
+    mean: float
+    interval: tuple[float, float] | None
+    paper: Number | None = None
+    minus_paper: tuple[float, float, float] | None = None  # with its interval
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An arm minus its baseline, in one column: ours with its 95 % interval, and the paper's."""
+
+    arm: str
+    baseline: str
+    column: str
+    ours: tuple[float, float, float] | None  # in points
+    paper: float | None
+
+
+@dataclass
+class Results:
+    """All that tables and plots are made of."""
+
+    name: str
+    title: str
+    number: str
+    scale: str
+    data: str
+    columns: list[str]
+    configs: dict[str, Config]
+    runs: dict[str, list[RunResult]]  # by arm
+    paper: Numbers
+    baselines: Pairs
+    requested: dict[str, int]  # seeds of each arm
+    analysis: dict[str, Any] = field(default_factory=dict)  # JSON of the experiment's own analysis
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every arm has all the runs that were requested."""
+        return all(len(self.runs[arm]) >= n for arm, n in self.requested.items())
+
+    @property
+    def arms(self) -> list[str]:
+        return list(self.runs)
+
+    def cell(self, arm: str, column: str) -> Cell | None:
+        """None if no run has it."""
+        runs = [run for run in self.runs.get(arm, []) if column in run.values]
+        paper = self.paper.get(arm, {}).get(SAME_AS_IN_PAPER.get(column, column))
+        if not runs:
+            return Cell([], math.nan, None, paper) if paper else None
+        values = [run.values[column] for run in runs]
+        mean = fmean(values)
+        apart = minus_paper(mean, len(values), column, paper) if self.scale == "paper" else None
+        return Cell(values, mean, _interval(runs, column), paper, apart)
+
+    def flags(self, arm: str, column: str) -> PerImage:
+        """(seeds, images)."""
+        return np.stack([run.flags[column] for run in self.runs[arm] if column in run.flags])
+
+    def claims(self) -> list[Claim]:
+        pairs = [(arm, base) for arm, base in self.baselines if {arm, base} <= self.runs.keys()]
+        return [self.claim(arm, base, column) for arm, base in pairs for column in self.columns]
+
+    def claim(self, arm: str, baseline: str, column: str) -> Claim:
+        """On the seeds that both have."""
+        ours, theirs = ({run.seed: run for run in self.runs[label]} for label in (arm, baseline))
+        seeds = [s for s in ours if s in theirs and column in ours[s].values and column in theirs[s].values]
+        found = None
+        if seeds and all(column in side[seed].flags for side in (ours, theirs) for seed in seeds):
+            a, b = (np.stack([side[seed].flags[column] for seed in seeds]) for side in (ours, theirs))
+            found = apart(a, b) if a.shape == b.shape else None
+        name = SAME_AS_IN_PAPER.get(column, column)
+        numbers = [self.paper.get(label, {}).get(name) for label in (arm, baseline)]
+        known = [number[0] for number in numbers if number]
+        return Claim(arm, baseline, column, found, known[0] - known[1] if len(known) == 2 else None)
+
+    def as_json(self) -> dict[str, Any]:
+        cells = {arm: {column: self.cell(arm, column) for column in self.columns} for arm in self.arms}
+        return {
+            "experiment": self.name, "title": self.title, "number": self.number, "scale": self.scale,
+            "data": self.data, "columns": self.columns,
+            "arms": {
+                arm: {
+                    "config": self.configs[arm].hash(),
+                    "requested": self.requested[arm],
+                    "seeds": [run.seed for run in runs],
+                    "n": runs[0].n if runs else None,
+                    "budget": mean_of(run.budget for run in runs),
+                    "seconds": mean_of(run.seconds for run in runs),
+                    "runs": [str(run.folder) for run in runs],
+                    "cells": {column: cell and _plain(asdict(cell)) for column, cell in cells[arm].items()},
+                }
+                for arm, runs in self.runs.items()
+            },
+            "claims": [asdict(claim) for claim in self.claims()],
+            "analysis": self.analysis, "notes": self.notes,
+        }  # fmt: skip
+
+
+# -- reading
+
+
+def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
+    """What a run's folder has of these columns: attacks, corruptions (fog-3), numbers of measures."""
+    values, intervals, flags, numbers = dict[str, float](), dict[str, tuple[float, float]](), {}, dict[str, float]()
+    measures = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("measures/*.json"))}
+    for measured in measures.values():
+        numbers |= measured.get("columns", {})
+    corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
+    n = 0
+    for column in columns:
+        entry = corrupted.get(column) if column in corrupted else _entry(job, column, folder)
+        if entry:
+            values[column] = 100 * entry["accuracy"]
+            low, high = entry["interval"]
+            intervals[column] = 100 * low, 100 * high
+            n = max(n, entry["n"])
+            if (right := read_flags(folder, entry)) is not None:
+                flags[column] = right
+        elif numbers.get(column) is not None:
+            values[column] = numbers[column]
+    rows = RunFolder(folder).read_metrics()
+    budgets = [row["budget_mean"] for row in rows if row["epoch"] > job.config.burn_in.epochs]
+    budget = 255 * fmean(budgets) if budgets else None
+    seconds = sum(row["seconds"] for row in rows)
+    return RunResult(job.config.seed, folder, values, intervals, flags, measures, budget, seconds, n)
+
+
+def _entry(job: Job, column: str, folder: Path) -> dict[str, Any] | None:
+    if column not in job.attacks:
+        return None
+    found = find_entry(job, column, folder)
+    if found is None and not job.config.holdout:  # then best and last are the same weights
+        found = find_entry(replace(job, checkpoint="best" if job.checkpoint == "last" else "last"), column, folder)
+    return found
+
+
+# -- intervals
+
+
+def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | None:
+    """Over seeds and images if the flags are there, else over seeds; of a single run, its own."""
+    values = [run.values[column] for run in runs]
+    flags = [run.flags[column] for run in runs if column in run.flags]
+    if len(runs) == 1 and column in runs[0].intervals:
+        return runs[0].intervals[column]
+    if flags and len(flags) == len(runs) and len({len(one) for one in flags}) == 1:
+        low, high = accuracy_interval(np.stack(flags))
+        return (max(low, 0.0), min(high, 100.0)) if flags[0].dtype == bool else (low, high)
+    if len(runs) == 1:
+        return None
+    half = _student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def accuracy_interval(flags: PerImage, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval, in %, of the mean of runs (seeds, images) against other seeds and other images.
+
+    Wilson's for one run; for several that of `crossed_interval`.
+    """
+    if len(flags) == 1 and flags.dtype == bool:
+        low, high = wilson(int(flags.sum()), flags.shape[1], confidence)
+        return 100 * low, 100 * high
+    return crossed_interval([(1.0, flags)], confidence)[1:]
+
+
+def crossed_interval(groups: Sequence[tuple[float, PerImage]], confidence: float = 0.95) -> tuple[float, float, float]:
+    """sum_j w_j mean(x_j) in points, x_j (seeds, images) on the same images, with its interval.
+
+    ± sqrt(t² V_seeds + z² max(V_images - V_interaction, 0)), as in `statistics.crossed_bootstrap`, for any numbers and
+    groups. With one seed in each group, only the images count.
+    """
+    seeds = interaction = mean = 0.0
+    n, fewest = groups[0][1].shape[1], min(len(x) for _, x in groups)
+    columns = np.zeros(n)
+    for weight, flags in groups:
+        x, s = 100.0 * weight * flags, len(flags)
+        rows, images = x.mean(1, keepdims=True), x.mean(0, keepdims=True)
+        mean, columns = mean + float(x.mean()), columns + images[0]
+        if fewest > 1:
+            # seeds that tie do not prove that seeds do not matter
+            seeds += max(float(rows.var(ddof=1)), (100 * weight / n) ** 2) / s
+            interaction += float(((x - rows - images + x.mean()) ** 2).sum()) / (s * (s - 1) * n * (n - 1))
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    t = _student(len(groups) * (fewest - 1), confidence) if fewest > 1 else 0.0
+    images_variance = max(float(columns.var(ddof=1)) / n - interaction, 0.0)
+    half = math.sqrt(t**2 * seeds + z**2 * images_variance)
+    return mean, mean - half, mean + half
+
+
+def apart(a: PerImage, b: PerImage) -> tuple[float, float, float]:
+    """a - b in points with its interval: of `statistics.difference` if these are flags."""
+    if a.dtype == b.dtype == bool:
+        found = difference(a, b)
+        return 100 * found.estimate, 100 * found.low, 100 * found.high
+    return crossed_interval([(1.0, a), (-1.0, b)])
+
+
+def minus_paper(mean: float, seeds: int, column: str, paper: Number | None) -> tuple[float, float, float] | None:
+    """Ours minus the paper's, ± 1.96 s sqrt(1/k + 1/3), s the deviation between seeds and k our seeds; else None."""
+    name = SAME_AS_IN_PAPER.get(column, column)
+    s = next((s for pattern, s in DEVIATIONS.items() if re.fullmatch(pattern, name)), None)
+    if paper is None or s is None:
+        return None
+    apart, half = mean - paper[0], 1.96 * s * math.sqrt(1 / seeds + 1 / PAPER_SEEDS)
+    return apart, apart - half, apart + half
+
+
+def _student(df: int, confidence: float = 0.95) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, (1 + confidence) / 2))
+
+
+def mean_of(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _plain(cell: dict[str, Any]) -> dict[str, Any]:
+    return cell | {"mean": None if math.isnan(cell["mean"]) else cell["mean"]}

@@ -1,0 +1,108 @@
+"""Results as Markdown: accuracies next to the paper's, what differs from the paper, and differences between arms."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pixelpart.experiments.common.results import Cell, Results, mean_of
+
+SEED_NOTE = "One seed a side compares two models, not two methods."
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        rows = [[cell.replace("|", r"\|") for cell in cells] for cells in (self.head, *self.rows)]
+        lines = [f"| {' | '.join(cells)} |" for cells in rows]
+        return "\n".join([f"## {self.title}", "", lines[0], "|" + "---|" * len(self.head), *lines[1:]])
+
+
+def markdown(results: Results, more: Sequence[Table] = ()) -> str:
+    """The whole of table.md."""
+    tables = [accuracies(results), *minus_paper(results), *claims(results)] if results.runs else []
+    what = f"{results.number}; " if results.number != "-" else ""
+    lead = f"{what}scale {results.scale}, {results.data}" if results.runs else what.rstrip("; ")
+    notes = [*results.notes]
+    if results.baselines and max(results.requested.values(), default=0) == 1:
+        notes.append(SEED_NOTE)
+    if results.scale != "paper" and results.paper and results.runs:
+        notes.append("The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable.")
+    parts = [f"# {results.title}", lead, *map(str, [*tables, *more]), "\n".join(f"- {note}" for note in notes)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def accuracies(results: Results) -> Table:
+    """A row per arm: seeds, images, mean budget, and each column with its interval next to the paper's number."""
+    shown = {c: any(_paper(results.cell(arm, c)) for arm in results.arms) for c in results.columns}
+    head = ["arm", "seeds", "n", "budget"]
+    for column in results.columns:
+        head += [column, "paper"] if shown[column] else [column]
+    rows = []
+    for arm, runs in results.runs.items():
+        budget = mean_of(run.budget for run in runs)
+        row = [arm, str(len(runs) or ""), str(runs[0].n or "") if runs else "", number(budget)]
+        for column in results.columns:
+            cell = results.cell(arm, column)
+            row += [written(cell), _paper(cell)] if shown[column] else [written(cell)]
+        rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
+    return Table("Mean [95 % interval]", [*head, "training, s"], rows)
+
+
+def minus_paper(results: Results) -> list[Table]:
+    """Ours minus the paper's, where both are there."""
+    found = {(a, c): results.cell(a, c) for a in results.arms for c in results.columns}
+    apart = {key: cell.minus_paper for key, cell in found.items() if cell and cell.minus_paper}
+    columns = [c for c in results.columns if any(key[1] == c for key in apart)]
+    arms = [arm for arm in results.arms if any(key[0] == arm for key in apart)]
+    rows = [[arm, *(signed(*apart[arm, c]) if (arm, c) in apart else "" for c in columns)] for arm in arms]
+    return [Table("Ours minus the paper's, points [95 % interval]", ["arm", *columns], rows)] if rows else []
+
+
+def claims(results: Results) -> list[Table]:
+    """Each arm minus its baseline, next to the same difference in the paper."""
+    found = results.claims()
+    columns = [c for c in results.columns if any(claim.column == c and (claim.ours or claim.paper) for claim in found)]
+    head = ["difference"]
+    for column in columns:
+        head += (
+            [column, "paper"]
+            if any(claim.column == column and claim.paper is not None for claim in found)
+            else [column]
+        )
+    rows = []
+    for arm, base in dict.fromkeys((claim.arm, claim.baseline) for claim in found):
+        row = [f"{arm} - {base}"]
+        for column in columns:
+            claim = next(one for one in found if (one.arm, one.baseline, one.column) == (arm, base, column))
+            ours = claim.ours
+            row.append(signed(*ours) if ours else "")
+            if head[len(row) : len(row) + 1] == ["paper"]:
+                row.append("" if claim.paper is None else f"{claim.paper:+.2f}")
+        rows.append(row)
+    return [Table("Differences between arms, points [95 % interval]", head, rows)] if rows and columns else []
+
+
+def written(cell: Cell | None) -> str:
+    """83.42 [82.67, 84.14]."""
+    if cell is None or math.isnan(cell.mean):
+        return ""
+    return number(cell.mean) + (f" [{number(cell.interval[0])}, {number(cell.interval[1])}]" if cell.interval else "")
+
+
+def signed(estimate: float, low: float, high: float) -> str:
+    return f"{estimate:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _paper(cell: Cell | None) -> str:
+    if cell is None or cell.paper is None:
+        return ""
+    mean, deviation = cell.paper
+    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
