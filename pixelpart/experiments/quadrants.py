@@ -1,0 +1,32 @@
+"""Figure 1: one quadrant of the image with 6/255, the others with 12/255, next to the uniform 10.5/255.
+
+The quadrants are fixed in the frame that the network sees. With flips, left and right are one distribution there: how
+far ul and ur, or bl and br, are apart is noise.
+"""
+
+from pixelpart.experiments.common import paper, plots
+from pixelpart.experiments.common.experiment import Experiment
+from pixelpart.experiments.common.scales import Arms, Scale
+
+REGIONS = ("ul", "ur", "bl", "br")
+ATTACKS = ("natural", "pgd20", "apgd")
+
+
+def arms(scale: Scale) -> Arms:
+    levels = {"eps": 6 / 255, "eps_low": 12 / 255, "burn_in": {"epochs": 0}}  # the marked quadrant gets eps
+    found = {
+        region: scale.config("part", mask={"source": f"quadrant:{region}", "rule": "mean"}, **levels)
+        for region in REGIONS
+    }
+    return found | {"U10.5": scale.config("at", eps=10.5 / 255)}
+
+
+EXPERIMENT = Experiment(
+    arms=arms,
+    attacks={"paper": ATTACKS, "demo": ATTACKS},
+    paper=lambda scale: paper.QUADRANTS,
+    baselines=lambda arms: [*((region, "U10.5") for region in REGIONS), ("ul", "br"), ("ul", "ur"), ("bl", "br")],
+    seeds={"paper": range(3), "demo": range(3)},
+    plot=plots.intervals,
+    notes=("ul - ur and bl - br measure noise, as each pair is one distribution where images are flipped.",),
+)

@@ -1,0 +1,185 @@
+"""Every experiment builds valid arms at both scales; the paper's numbers and the baselines are those of arms."""
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import few
+from pixelpart import data, experiments, recipes
+from pixelpart.cli.main import main
+from pixelpart.config import Config
+from pixelpart.engine.plan import build_plan
+from pixelpart.evaluation.attack_spec import parse_attack
+from pixelpart.evaluation.statistics import crossed_bootstrap
+from pixelpart.experiments.common import paper
+from pixelpart.experiments.common.experiment import load
+from pixelpart.experiments.common.results import accuracy_interval, crossed_interval, minus_paper
+from pixelpart.experiments.common.scales import SCALES, Scale
+from pixelpart.sweeps.identity import identity
+
+CASES = [(name, scale) for name in experiments.EXPERIMENTS for scale in ("paper", "demo")]
+
+
+def scales_of(name: str, scale: str) -> list[Scale]:
+    own = load(name)
+    chosen = own.scales[scale]
+    others = own.data if scale == "paper" else ()
+    return [chosen, *(Scale(**vars(chosen) | {"data": one}) for one in others)]
+
+
+@pytest.mark.parametrize(("name", "scale"), CASES)
+def test_arms_are_valid_configs_and_no_two_are_one_run(name, scale):
+    for chosen in scales_of(name, scale):
+        arms = load(name).arms(chosen)
+        for config in arms.values():
+            assert Config.model_validate(config.model_dump()) == config
+            if chosen.data in ("cifar10", "shapes"):  # all names are known; a small network, to be quick
+                build_plan(config.model_copy(update={"model": "tiny-cnn"}))
+        ids = [identity(config) for config in arms.values()]
+        assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(("name", "scale"), CASES)
+def test_paper_numbers_and_baselines_are_those_of_arms_and_columns(name, scale):
+    own = load(name)
+    for chosen in scales_of(name, scale):
+        arms = own.arms(chosen)
+        attacks = own.attacks.get(scale, ())
+        for attack in attacks:
+            parse_attack(attack)
+        assert {label for pair in own.baselines(arms) for label in pair} <= arms.keys()
+        columns = {*(own.columns(chosen) if own.columns else attacks), *own.reads}
+        if scale == "paper":
+            assert own.paper(chosen).keys() <= arms.keys()
+            assert {column for row in own.paper(chosen).values() for column in row} <= columns
+
+
+@pytest.mark.parametrize(("name", "scale"), CASES)
+def test_measures_exist(name, scale):
+    for measure in load(name).measures:
+        module, _, function = measure.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_paper_numbers_of_one_method_agree_between_tables():
+    first = paper.TABLE1["cifar10"]
+    same = {"AT, pgd": "AT", "PART s=1, pgd": "PART s=1", "gradcam": "PART s=1", "10": "PART s=1"}
+    for table in (paper.GENERATION, paper.CAMS, paper.TRAIN_ITERATIONS):
+        for arm in table.keys() & same.keys():
+            assert {c: n[0] for c, n in table[arm].items()} == {c: n[0] for c, n in first[same[arm]].items()}
+    assert paper.GRADIENTS["PART s=1"]["pgd20"][0] == first["PART s=1"]["pgd20"][0]
+
+
+# -- statistics
+
+
+def test_crossed_interval_of_two_groups_is_that_of_the_crossed_bootstrap():
+    draw = np.random.default_rng(0)
+    a, b = draw.random((3, 400)) < 0.6, draw.random((3, 400)) < 0.55
+    known = crossed_bootstrap(a, b)
+    found = crossed_interval([(1.0, a), (-1.0, b)])
+    assert found == pytest.approx([100 * known.estimate, 100 * known.low, 100 * known.high])
+
+
+def test_accuracy_interval_covers_the_true_accuracy_of_new_seeds_and_images():
+    draw, covered, studies = np.random.default_rng(0), 0, 400
+    for _ in range(studies):
+        difficulty = draw.normal(0, 0.2, 200)
+        seeds = draw.normal(0, 0.03, 4)[:, None]
+        low, high = accuracy_interval(draw.random((4, 200)) < np.clip(0.5 + difficulty + seeds, 0, 1))
+        covered += low <= 50 <= high
+    assert covered / studies > 0.92
+
+
+def test_minus_paper_by_hand():
+    # one seed against three: 1.96 * .30 * sqrt(1 + 1/3) = .679
+    assert minus_paper(83.0, 1, "natural", (82.58, 0.14)) == pytest.approx((0.42, -0.2590, 1.0990), abs=1e-4)
+    assert minus_paper(83.0, 1, "seconds", (82.58, 0.14)) is None
+
+
+# -- the command
+
+
+@pytest.fixture
+def _tiny(monkeypatch):
+    small = {"holdout": 10, "probe": 16, "attack": {"steps": 1, "step_size": "8/255"}}
+    monkeypatch.setitem(data.SETS, "shapes", few())
+    for method in ("at", "part"):
+        recipe = lambda method=method, **given: recipes.shapes(method, **small | given)  # noqa: E731
+        monkeypatch.setitem(recipes.RECIPES, f"shapes-{method}", recipe)
+    monkeypatch.setitem(SCALES, "demo", Scale(**vars(SCALES["demo"]) | {"epochs": 2, "images": 60, "looks": (2,)}))
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_experiment_trains_measures_and_draws_and_a_second_call_starts_nothing(tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["experiment", "gradients", "--out", str(out), "--device", "cpu"]
+    assert main(command) == 0
+    table = capsys.readouterr().out
+    folder = out / "gradients"
+    assert table.rstrip("\n") == (folder / "table.md").read_text().rstrip("\n")
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((folder / "result.json").read_text())
+    assert result["arms"].keys() == {"AT", "PART s=1"}
+    cells = result["arms"]["PART s=1"]["cells"]
+    assert all(cells[column]["mean"] is not None for column in result["columns"])
+    assert cells["pgd20"]["paper"][0] == 43.65
+    trained = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*.json*")}
+    assert len({path.parent for path in trained}) == 2
+
+    assert main(command) == 0
+    assert capsys.readouterr().out == table
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*.json*")} == trained
+
+    again = ["experiment", "gradients", "--from", str(out / "runs"), "--out", str(tmp_path / "again")]
+    assert main(again) == 0
+    assert capsys.readouterr().out == table
+    assert not (tmp_path / "again" / "runs").exists()
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_cells_without_runs_are_empty(tmp_path, capsys):
+    (tmp_path / "nothing").mkdir()
+    assert main(["experiment", "cams", "--from", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| gradcam |"))
+    assert row.split("|")[2:6] == ["  ", "  ", "  ", "  "]
+    assert "83.42 ± 0.26" in row
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["table"], "unknown experiment 'table'; choose from adaptive, "),
+        (["table1", "--scale", "large"], "unknown scale 'large'; choose from demo, paper"),
+        (["table1", "--data", "svhn"], "scale demo uses shapes; --data svhn needs --scale paper"),
+        (["cams", "--scale", "paper", "--data", "svhn"], "unknown data set 'svhn'; choose from cifar10"),
+        (["cams", "--from", "nowhere"], "no folder nowhere"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(args, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", *args]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"pixelpart: {message}")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_names_every_experiment_with_its_number_in_the_paper(capsys):
+    assert main(["experiment"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split("  ")[0] for line in lines[1 : 1 + len(experiments.EXPERIMENTS)]]
+    assert names == list(experiments.EXPERIMENTS)
+    assert "table 1" in lines[1]
+
+
+def test_docs_list_every_experiment_as_the_command_does():
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    rows = [
+        f"| `{name}` | {one.number} | {one.title} | {one.demo} | {one.paper} |"
+        for name, one in experiments.EXPERIMENTS.items()
+    ]
+    assert [row for row in rows if row not in page.splitlines()] == []
