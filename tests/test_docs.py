@@ -177,7 +177,7 @@ def grow(package, text):
         elif how == "at the end":
             path.write_text(f"{path.read_text()}\n\n{lines}")
         else:
-            (imported,) = re.findall(r"^from .*$", lines, flags=re.M)
+            imported = "\n".join(re.findall(r"^from .*$", lines, flags=re.M))
             entry = lines.replace(imported, "").strip()
             head = re.compile(rf"^{how.removeprefix('in ')}\b.*= {{", flags=re.M)
             old = path.read_text()
@@ -199,7 +199,7 @@ def test_additions_to_the_package_work(tmp_path):
     own_pictures(tmp_path / "data" / "mine")
     grown = [block for document in DOCUMENTS for block in blocks(document) if block.grown]
     texts = {language: dict.fromkeys(b.text for b in grown if b.language == language) for language in ("python", "sh")}
-    assert len(texts["python"]) == len(texts["sh"]) == 9  # attack, map, source, control, rule, ...
+    assert len(texts["python"]) == len(texts["sh"]) == 10  # attack, map, source, control, rule, ..., experiment
     for text in texts["python"]:
         grow(tmp_path, text)
     code = (
