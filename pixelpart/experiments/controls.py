@@ -1,7 +1,10 @@
 """What of the mask matters: PART 8|4 next to another image's mask, its mean over the image, blobs, and its inverse."""
 
+from matplotlib.figure import Figure
+
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import Experiment
+from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, EPS, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.frontier import eight_four
 
@@ -23,6 +26,10 @@ def pairs(arms: Arms) -> list[tuple[str, str]]:
     return [*(("8|4 CAM", other) for other in others), ("8|4 CAM", mean), ("8|4 flat", mean)]
 
 
+def plot(results: Results) -> Figure:
+    return plots.intervals(results, filled=lambda arm: arm == "8|4 CAM")
+
+
 EXPERIMENT = Experiment(
     arms=arms,
     attacks=ATTACKS,
@@ -32,7 +39,7 @@ EXPERIMENT = Experiment(
     scales={"paper": FAST, "demo": DEMO},
     seeds={"paper": range(100, 108), "demo": range(1)},
     fewer={"U6": 4, "8|4 blobs": 4, "8|4 inverted": 4},
-    plot=plots.intervals,
+    plot=plot,
     notes=(
         "CAM - shuffled: placement and area of the mask; CAM - flat: placement; flat - U: hidden weighting of images.",
     ),

@@ -1,7 +1,7 @@
 """The plots that experiments share: values with intervals, lines over a number, points in the plane."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from pixelpart.experiments.common.results import Cell, Results
 
 COLOURS = ("#1f5fa8", "#b8480f", "#0d7468", "#7a3fb0", "#86650a", "#b02568", "#4b721b", "#55606e")
 INK, FAINT = "#222222", "#8a8f98"
+UNITS = {"|g| on object": "|g| on object, over area", "s/epoch": "seconds an epoch", "memory": "memory, MiB"}
 MARKERS = ("o", "^", "D", "v")
 NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD"}
 
@@ -73,25 +74,24 @@ def is_baseline(results: Results, arm: str) -> bool:
     return arm not in {one for one, _ in results.baselines} and bool(results.baselines)
 
 
-def intervals(results: Results, columns: Sequence[str] | None = None) -> Figure:
-    """A panel per column, a row per arm: ours with its interval, the paper's number as a hollow diamond."""
+def intervals(
+    results: Results, columns: Sequence[str] | None = None, *, filled: Callable[[str], bool] | None = None
+) -> Figure:
+    """A panel per column, a row per arm: ours with its interval, the paper's number as a hollow diamond.
+
+    Arms are hollow that others are compared with; or one colour is used, and `filled` says which are not hollow.
+    """
     columns = list(columns or results.columns)
     with style():
         height = 1.1 + 0.27 * len(results.arms)
         figure, axes = panels(len(columns), width=2.5, height=height, title=heading(results), sharey=True)
         for one, column in zip(axes, columns, strict=True):
             for row, arm in enumerate(results.arms):
-                cell = results.cell(arm, column)
-                if cell is not None:
-                    _row(
-                        one,
-                        row,
-                        cell,
-                        colour(results, arm),
-                        hollow=is_baseline(results, arm),
-                        paper=results.scale == "paper",
-                    )
-            one.set_title(shown_name(column) + ", %")
+                if (cell := results.cell(arm, column)) is not None:
+                    hue = COLOURS[0] if filled else colour(results, arm)
+                    hollow = not filled(arm) if filled else is_baseline(results, arm)
+                    _row(one, row, cell, hue, hollow=hollow, paper=results.scale == "paper")
+            one.set_title(UNITS.get(column, f"{shown_name(column)}, %"))
             one.xaxis.set_major_locator(MaxNLocator(nbins=5))
             one.set_ylim(len(results.arms) - 0.5, -0.5)
         axes[0].set_yticks(range(len(results.arms)), results.arms)
