@@ -72,9 +72,9 @@ def build_plan(config: Config) -> Plan:
     mask = masks.budget_policy(**names.policy, eps=config.eps, eps_low=config.eps_low)
     if mask is not None and mask.source.of_image:
         require_masks(dataset, config.dataset)
-    if names.source in masks.MAPS:
-        some = torch.zeros(1, 3, dataset.size, dataset.size)
-        masks.cam(model, some, method=names.source, layer=names.layer)  # reports a wrong layer now
+    if names.source in masks.MAPS and (mask is not None or names.layer != "features"):
+        some = torch.zeros(2, 3, dataset.size, dataset.size)
+        masks.cam(model, some, method=names.source, layer=names.layer)  # reports a layer without maps now
     burn_in, main = config.burn_in, config.objective.name
     return Plan(
         config,

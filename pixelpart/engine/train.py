@@ -244,6 +244,9 @@ class Trainer:
             self.say(f"eps_low {low} is above eps {high}: marked pixels have the smaller budget")
         if self.skipped:
             self.say(self.skipped)
+        reads = self.plan.main.mask and config.mask.layer == "features"
+        if reads and (found := getattr(self.plan.model, "found", "")):
+            self.say(f"maps are read from {found}")
         if captured:
             self.say("the step is compiled on first use; this takes about a minute")
         if self.world.size > 1:

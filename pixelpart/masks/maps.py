@@ -78,7 +78,9 @@ def cam(
                 leaf, logits = _run_with_leaf(fixed, x, layer)
                 return _explain(logits, leaf, logits.argmax(1) if target is None else target, method)
         if not (hasattr(fixed, "features") and hasattr(fixed, "head")):
-            raise UserError(f"{type(model).__name__} has no features and head; pixelpart.models.wrap adds them")
+            raise UserError(f"{type(model).__name__} has no features and head; pixelpart.models.wrap(model) adds them")
+        if reason := getattr(fixed, "no_maps", None):
+            raise UserError(reason)
         with torch.no_grad():
             acts = fixed.features(x)
             target = fixed.head(acts).argmax(1) if target is None else target

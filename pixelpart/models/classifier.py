@@ -20,6 +20,7 @@ class Classifier(nn.Module, ABC):
     """
 
     other_names: ClassVar[dict[str, str | None]] = {}
+    no_maps: str | None = None  # why `features` is not an activation to read maps from
     mean: Tensor
     std: Tensor
 

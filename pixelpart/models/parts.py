@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.func import functional_call
 
 from pixelpart.errors import UserError
 
@@ -69,20 +70,73 @@ class TimmLastBlock:
 
 
 @dataclass(frozen=True)
-class PlainFunction:
-    """A function of the input, which may hold a reference to the module."""
+class GraphPart:
+    """A part of the module's graph, traced in train and in eval mode."""
 
-    function: Function
+    graphs: dict[bool, fx.Graph]  # by `module.training`
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        return self.function(x)
+        if module.training not in self.graphs:
+            raise UserError(f"torch.fx cannot trace {type(module).__name__} in train mode")
+        runner = _Retraced if isinstance(x, fx.Proxy) else fx.Interpreter
+        return runner(module, graph=self.graphs[module.training]).run(x)
+
+    def __deepcopy__(self, memo: Any) -> "GraphPart":
+        return self  # refers to submodules by name
+
+
+class _Retraced(fx.Interpreter):
+    """Puts the functions of a graph into another trace as they are; fx may not be able to look into them."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.tracer = args[0].tracer
+        return super().run(*args, **kwargs)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.tracer.create_proxy("call_function", target, args, kwargs)
+
+
+@dataclass(frozen=True)
+class WholeModule:
+    """The logits: of the images as features, of themselves as head. For a network whose parts are not known."""
+
+    is_head: bool
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        return x if self.is_head else module(x)
+
+
+@dataclass(frozen=True)
+class PlainFunction:
+    """A function of the input that uses the original module; with a copy, the original runs on the copy's tensors."""
+
+    function: Function
+    original: nn.Module
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        if module is self.original:
+            return self.function(x)
+        tensors = {f"original.{name}": tensor for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        modes = [(part, part.training) for part in self.original.modules()]
+        try:
+            for (part, _), other in zip(modes, module.modules(), strict=True):
+                part.training = other.training
+            return functional_call(_CallOf(self.function, self.original), tensors, (x,))
+        finally:
+            for part, training in modes:
+                part.training = training
 
     def __deepcopy__(self, memo: Any) -> "PlainFunction":
-        name = getattr(self.function, "__name__", repr(self.function))
-        raise UserError(
-            f"a model wrapped with the function {name} cannot be copied, because the copy would use the old weights; "
-            "pass wrap the name of a submodule or of a method"
-        )
+        return self
 
 
-ModelPart = OutputOf | CallByName | PooledLinear | TimmLastBlock | PlainFunction
+class _CallOf(nn.Module):
+    def __init__(self, function: Function, original: nn.Module) -> None:
+        super().__init__()
+        self.original, self._function = original, [function]  # in a list: it may be a module itself
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function[0](x)
+
+
+ModelPart = OutputOf | CallByName | PooledLinear | TimmLastBlock | GraphPart | WholeModule | PlainFunction

@@ -1,13 +1,15 @@
 """A model made by user code: `module:function`, where function(num_classes) returns it."""
 
-from typing import Any
+import copy
+import sys
+from contextlib import redirect_stdout
 
 import torch
 from torch import nn
 
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
-from pixelpart.models.wrapping import wrap
+from pixelpart.models.wrapping import in_train_mode, wrap_if_possible
 from pixelpart.runtime import usercode
 from pixelpart.view.borrow import borrowed
 
@@ -25,30 +27,43 @@ def make(name: str, num_classes: int, size: int, generator: torch.Generator) -> 
 
     torch's global generator is seeded from `generator` while the function runs, and restored afterwards.
     """
-    with torch.random.fork_rng(devices=[]):
+    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         made = usercode.call(name, num_classes)
-    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    model = _as_classifier(name, made, example)
-    with borrowed(model), torch.no_grad():
+        if not isinstance(made, nn.Module):
+            raise UserError(f"{name} returned a {type(made).__name__}; it must return an nn.Module on [0,1] images")
+        made = made.cpu()
+        _check_logits(f"{name}({num_classes})", made, example, num_classes)  # lazy layers draw their weights here
+        _plain_tensors_to_buffers(made)
         try:
-            shape = tuple(model(example).shape)
+            copy.deepcopy(made).to("meta")
+        except Exception as error:  # TorchScript, a lock, a tensor with gradient history
+            raise usercode.failure(f"copying the network of {name}", error) from error
+        return (made if isinstance(made, Classifier) else wrap_if_possible(made, example)).train()
+
+
+def _check_logits(what: str, made: nn.Module, example: torch.Tensor, num_classes: int) -> None:
+    if not any(parameter.requires_grad for parameter in made.parameters()):
+        raise UserError(f"{what} has no parameters to train")
+    for mode, note in ((borrowed, ""), (in_train_mode, " in train mode")):
+        try:
+            with mode(made), torch.no_grad():
+                logits = made(example)
         except Exception as error:
-            raise usercode.failure(f"{name}({num_classes}) on images of {size}x{size}", error) from error
-    if shape != (2, num_classes):
-        raise UserError(f"{name}({num_classes}) gives logits {shape} for 2 images; they must be (2, {num_classes})")
-    return model.train()
+            h, w = example.shape[2:]
+            raise usercode.failure(f"{what} on images of {h}x{w}{note}", error) from error
+        if not isinstance(logits, torch.Tensor):
+            raise UserError(f"{what} returns a {type(logits).__name__}{note}; it must return the logits only")
+        if logits.shape != (2, num_classes):
+            shape = tuple(logits.shape)
+            raise UserError(f"{what} gives logits {shape} for 2 images{note}; they must be (2, {num_classes})")
 
 
-def _as_classifier(name: str, made: Any, example: torch.Tensor) -> Classifier:
-    if not isinstance(made, nn.Module):
-        raise UserError(f"{name} returned a {type(made).__name__}; it must return an nn.Module on [0,1] images")
-    made = made.cpu()
-    if isinstance(made, Classifier):
-        return made
-    if hasattr(made, "features") and hasattr(made, "head"):
-        return wrap(made, features="features", head="head", example=example)
-    raise UserError(
-        f"{name} returned a {type(made).__name__} without features and head; return it wrapped: "
-        "pixelpart.models.wrap(module, features=..., head=...)"
-    )
+def _plain_tensors_to_buffers(made: nn.Module) -> None:
+    """A tensor that is only an attribute, such as a mean of the pixels, would stay on the CPU."""
+    for module in made.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor) and not value.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)

@@ -1,16 +1,28 @@
 """wrap: gives features and head to any network."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from inspect import ismethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
-from pixelpart.models.parts import CallByName, Function, ModelPart, OutputOf, PlainFunction, PooledLinear, TimmLastBlock
+from pixelpart.models.find_parts import is_map, parts_by_name, parts_by_tracing
+from pixelpart.models.parts import (
+    CallByName,
+    Function,
+    ModelPart,
+    OutputOf,
+    PlainFunction,
+    PooledLinear,
+    TimmLastBlock,
+    WholeModule,
+)
 from pixelpart.view.borrow import borrowed
+from pixelpart.view.trace import Untraceable
 
 
 def wrap(
@@ -22,29 +34,41 @@ def wrap(
 ) -> Classifier:
     """The module as a `Classifier`; an example checks that `head(features(x)) == module(x)`.
 
+    Without features and head they are found: methods of these names, those of timm's networks, or, by torch.fx, the
+    last activation before pooling and what follows it.
     features: the name of the submodule whose output is the last activation before pooling, the name of a method, or a
         function of the images.
     head: the name of a submodule or method that computes logits from that activation, or a function of it. A linear
         layer is applied after global average pooling.
     example: images for the check; default: two random images of 32x32 pixels, or of the module's `img_size`.
-    A model that is wrapped with a function that is not a method or submodule of the module cannot be copied.
-    A timm model needs neither features nor head: `wrap(timm.create_model(...))`.
     """
+    example = _example(module) if example is None else example
+    _logits_of(module, module, example)
     if features is None and head is None:
-        wrapped = _wrap_timm(module, example)
+        wrapped = _find(module, example)
     elif features is None or head is None:
-        raise UserError("wrap needs both features and head, or neither for a timm model")
+        raise UserError("wrap needs both features and head, or neither")
     else:
-        wrapped = Wrapped(module, _features(module, features), _head(module, head))
-        _check_logits(wrapped, example)
+        wrapped = _checked(Wrapped(module, _features(module, features), _head(module, head)), example)
     wrapped.training = module.training  # not train(), which would also change submodules
     return wrapped
 
 
+def wrap_if_possible(module: nn.Module, example: Tensor) -> Classifier:
+    """The module as a `Classifier`; if features and head are not found, it trains and is attacked, without maps."""
+    try:
+        return wrap(module, example=example)
+    except UserError as error:
+        wrapped = Wrapped(module, WholeModule(is_head=False), WholeModule(is_head=True))
+        wrapped.no_maps = str(error)
+        return wrapped
+
+
 class Wrapped(Classifier):
-    def __init__(self, module: nn.Module, features: ModelPart, head: ModelPart) -> None:
+    def __init__(self, module: nn.Module, features: ModelPart, head: ModelPart, found: str = "") -> None:
         super().__init__()
         self.module, self.features_part, self.head_part = module, features, head
+        self.found = found  # which parts were found, in words
 
     @property
     def pooled_linear(self) -> nn.Linear | None:
@@ -56,6 +80,9 @@ class Wrapped(Classifier):
 
     def head(self, acts: Tensor) -> Tensor:
         return self.head_part(self.module, acts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(self.normalised(x))
 
 
 class WrappedTransformer(Wrapped):
@@ -89,33 +116,52 @@ class WrappedTransformer(Wrapped):
         return found, logits
 
 
-def _wrap_timm(module: Any, example: Tensor | None) -> Wrapped:
+def _find(module: nn.Module, example: Tensor) -> Wrapped:
+    """With the first parts that give the module's logits; UserError with the lines to write if there are none."""
+    reason = ""
+    for candidates in (_by_methods, _by_timm, _by_tracing, _by_names):
+        try:
+            for wrapped in candidates(module, example):
+                with suppress(UserError):
+                    return _checked(wrapped, example)
+        except Untraceable as error:
+            reason = f" ({next(iter(str(error).splitlines()), '')})"
+    raise UserError(
+        f"no features and head found in {type(module).__name__}{reason}; maps need them: write pixelpart.models."
+        "wrap(net, features=f, head=g), where f(x) is the last activation before pooling and g(f(x)) equals net(x)"
+    )
+
+
+def _by_methods(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
+    if callable(getattr(module, "features", None)) and callable(getattr(module, "head", None)):
+        yield Wrapped(module, _features(module, "features"), _head(module, "head"))
+
+
+def _by_timm(module: Any, example: Tensor) -> Iterator[Wrapped]:
     """A network with the methods of timm's: forward_features, forward_head and get_classifier."""
     methods = ("forward_features", "forward_head", "get_classifier")
     if not all(callable(getattr(module, name, None)) for name in methods):
-        raise UserError(f"{type(module).__name__} is not a timm model; pass features and head to wrap")
+        return
     blocks = getattr(module, "blocks", None)
     if blocks is not None and len(blocks) > 1 and hasattr(getattr(blocks[-1], "attn", None), "attn_drop"):
-        wrapped: Wrapped = WrappedTransformer(module)
-        _check_logits(wrapped, example)
-        return wrapped
-    features = CallByName("forward_features")
+        yield WrappedTransformer(module)
+        return
+    with borrowed(module), torch.no_grad():
+        if not is_map(module.forward_features(example), example):
+            return
     names = [name for name, part in module.named_modules() if part is module.get_classifier()]
-    pooled = isinstance(module.get_classifier(), nn.Linear) and names
-    wrapped = Wrapped(module, features, PooledLinear(names[0]) if pooled else CallByName("forward_head"))
-    try:
-        _check_logits(wrapped, example)
-    except UserError:
-        if not pooled:
-            raise
-        wrapped = Wrapped(module, features, CallByName("forward_head"))  # not only pooling before it
-        _check_logits(wrapped, example)
-    with borrowed(wrapped), torch.no_grad():
-        shape = tuple(wrapped.features(_example(wrapped) if example is None else example).shape)
-    if len(shape) != 4 or shape[1] != module.num_features:
-        usual = f"(b, {module.num_features}, u, v)"
-        raise UserError(f"{type(module).__name__} has features {shape}, not {usual}; pass features and head to wrap")
-    return wrapped
+    if names and isinstance(module.get_classifier(), nn.Linear):
+        yield Wrapped(module, CallByName("forward_features"), PooledLinear(names[0]))
+    yield Wrapped(module, CallByName("forward_features"), CallByName("forward_head"))  # not only pooling before it
+
+
+def _by_tracing(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
+    yield Wrapped(module, *parts_by_tracing(module, example))
+
+
+def _by_names(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
+    for parts in parts_by_name(module, example):
+        yield Wrapped(module, *parts)
 
 
 def _features(module: nn.Module, features: str | Function) -> ModelPart:
@@ -138,7 +184,7 @@ def _by_name(module: nn.Module, function: Function) -> ModelPart:
             return CallByName(name)
         if ismethod(function) and function.__self__ is part:
             return CallByName(f"{name}.{function.__name__}".removeprefix("."))
-    return PlainFunction(function)
+    return PlainFunction(function, module)
 
 
 def _is_submodule(module: nn.Module, name: str, what: str) -> bool:
@@ -152,22 +198,11 @@ def _is_submodule(module: nn.Module, name: str, what: str) -> bool:
     raise UserError(f"unknown {what} {name!r}; choose from {children}, their submodules, or a method")
 
 
-def _check_logits(wrapped: Wrapped, example: Tensor | None) -> None:
+def _checked(wrapped: Wrapped, example: Tensor) -> Wrapped:
+    """The same; UserError if head(features(x)) differs from module(x), in eval or in train mode."""
     name = type(wrapped.module).__name__
-    example = _example(wrapped) if example is None else example
-    with borrowed(wrapped), torch.no_grad():
-        try:
-            expected = wrapped.module(example)
-        except (RuntimeError, ValueError, AssertionError) as error:
-            shape = tuple(example.shape)
-            raise UserError(f"{name} fails on images of shape {shape}; pass an example to wrap ({error})") from error
-        try:
-            logits = wrapped(example)
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise UserError(f"head(features(x)) of {name} fails: {error}") from error
-    for what, given in ((f"{name}(x)", expected), ("head(features(x))", logits)):
-        if not isinstance(given, Tensor):
-            raise UserError(f"{what} returns a {type(given).__name__}, not logits")
+    expected = _logits_of(wrapped.module, wrapped.module, example)
+    logits = _logits_of(wrapped.module, lambda x: wrapped.head(wrapped.features(x)), example)
     if logits.shape != expected.shape:
         shapes = tuple(logits.shape), tuple(expected.shape)
         raise UserError(f"head(features(x)) has shape {shapes[0]} and {name}(x) {shapes[1]}; they must be equal")
@@ -178,6 +213,25 @@ def _check_logits(wrapped: Wrapped, example: Tensor | None) -> None:
             f"head(features(x)) differs from {name}(x) by {gap:.3g} in train mode: dropout or a norm between the two "
             "would be left out; pass wrap a head that includes it, such as the name of a method"
         )
+    return wrapped
+
+
+def _logits_of(module: nn.Module, function: Function, example: Tensor) -> Tensor:
+    """What the module, or a function that uses it, gives for the example in eval mode."""
+    name, whole = type(module).__name__, function is module
+    with borrowed(module), torch.no_grad():
+        try:
+            logits = function(example)
+        except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, AttributeError) as error:
+            if whole:
+                raise UserError(
+                    f"{name} fails on images of shape {tuple(example.shape)}; pass an example to wrap ({error})"
+                ) from error
+            raise UserError(f"head(features(x)) of {name} fails: {error}") from error
+    if not isinstance(logits, Tensor):
+        what = f"{name}(x)" if whole else "head(features(x))"
+        raise UserError(f"{what} returns a {type(logits).__name__}, not logits")
+    return logits
 
 
 def _gap(logits: Tensor, expected: Tensor) -> float | None:
@@ -191,21 +245,29 @@ def _in_train_mode(wrapped: Wrapped, example: Tensor) -> list[Tensor]:
 
     Two zeros if the module returns no logits in train mode (batch norm of one image, additional outputs).
     """
-    found, devices = [], [example.device] if example.is_cuda else []
-    with borrowed(wrapped), torch.no_grad():
-        for part in wrapped.modules():
-            part.training = True
-        for run in (wrapped, wrapped.module):
-            buffers = {name: buffer.clone() for name, buffer in run.named_buffers()}
-            try:
-                with torch.random.fork_rng(devices):
-                    found.append(functional_call(run, buffers, (example,)))
-            except (RuntimeError, ValueError):
-                break
+    found = []
+    for run in (lambda x: wrapped.head(wrapped.features(x)), wrapped.module):
+        with suppress(RuntimeError, ValueError), in_train_mode(wrapped):
+            found.append(run(example))
     return found if [type(logits) for logits in found] == [Tensor] * 2 else [torch.zeros(1)] * 2
 
 
-def _example(wrapped: Wrapped) -> Tensor:
-    like = next(wrapped.parameters(), torch.empty(0))
-    size = getattr(getattr(wrapped.module, "patch_embed", None), "img_size", None) or (32, 32)
+@contextmanager
+def in_train_mode(module: nn.Module) -> Iterator[None]:
+    """Train mode without gradients; modes, running statistics and torch's generators are restored."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = {buffer.device for buffer, _ in buffers if buffer.is_cuda}
+    with borrowed(module), torch.no_grad(), torch.random.fork_rng(devices):
+        for part in module.modules():
+            part.training = True
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _example(module: nn.Module) -> Tensor:
+    like = next(module.parameters(), torch.empty(0))
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None) or (32, 32)
     return torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)

@@ -1,12 +1,15 @@
 """The graph of a model, traced by torch.fx; `Untraceable` where the graph would not compute what the model does.
 
-fx leaves three things out, which `Tracer` adds:
+fx leaves four things out, which `Tracer` adds:
 - `x += y` is traced as `x + y`, and other references to x would not see it change. Here it stays in place.
 - Hooks of torch's own layers do not run. Here they do: `models.wrap` ends a trace at a layer by such a hook.
+- A module that is made in the forward pass, such as `nn.ReLU()(x)`, has no name. Here its operations are traced.
 - A `torch.autograd.Function` or a `no_grad` block is traced as its forward pass, and a straight-through gradient would
   be lost. Both run with gradients disabled, which is an error here.
 """
 
+import contextlib
+import io
 import operator
 import random
 from collections.abc import Callable
@@ -31,7 +34,8 @@ def trace(model: nn.Module, method: str) -> fx.GraphModule:
     tracer.traced_func_name = method
     names, generators = tensors_of(model).keys(), _generators()
     try:
-        graph = tracer.trace(model)
+        with contextlib.redirect_stdout(io.StringIO()):  # a model that prints would show proxies
+            graph = tracer.trace(model)
     except Exception as error:  # the model's own code runs on proxies for tensors and may fail in any way
         raise Untraceable(str(error)) from error
     if _generators() != generators:
@@ -89,6 +93,8 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if m not in self.submodule_paths and not any(True for _ in m.parameters()):  # nn.ReLU()(x) in a forward pass
+            return forward(*args, **kwargs)
         out = super().call_module(m, forward, args, kwargs)
         if self.is_leaf_module(m, self.path_of_module(m)):
             for hook in m._forward_hooks.values():

@@ -1,0 +1,191 @@
+"""Finds features and head of a network: the last activation (b, c, u, v) before pooling, and what follows it.
+
+torch.fx traces the network; its graph is cut at the last activation of more than one position on which everything
+later depends. A network that cannot be traced is searched for a submodule and a linear layer with pooling in between.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from pixelpart.models.parts import GraphPart, ModelPart, OutputOf, PooledLinear
+from pixelpart.view.borrow import borrowed
+from pixelpart.view.trace import Untraceable, trace
+
+IMAGES = 5  # a size of the batch that hardly any other dimension has
+AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+AVERAGE_CALLS = (F.avg_pool2d, F.adaptive_avg_pool2d, torch.mean, "mean")
+TRIES = 6  # submodules that `parts_by_name` suggests
+
+Values = dict[str, Any]  # by node: a tensor on the meta device, or a number, size, ...
+
+
+def parts_by_tracing(module: nn.Module, example: Tensor) -> tuple[ModelPart, ModelPart, str]:
+    """Features, head, and a line that names them; Untraceable if there are none."""
+    network = _traced(module, training=False)
+    recorder = _Recorder(network)
+    try:
+        with torch.no_grad():
+            recorder.run(example[torch.arange(IMAGES) % len(example)])
+    except Exception as error:  # of the module's own code
+        raise Untraceable(f"its graph fails: {error}") from error
+    values, modules = recorder.values, dict(network.named_modules())
+    cut = _find_cut(network.graph, values, modules)
+    features, head = _split(network.graph, cut.name, values)
+    where = f"{_place(cut)} {tuple(values[cut.name].shape[1:])}"
+    graphs = {False: (features, head)}
+    with suppress(Untraceable):  # maps are read in eval mode; the training pass then goes through the module itself
+        graphs[True] = _split(_traced(module, training=True).graph, cut.name, values)
+    linear = _pooled_linear(network, [pair[1] for pair in graphs.values()], values[cut.name])
+    parts = [GraphPart({mode: pair[i] for mode, pair in graphs.items()}) for i in (0, 1)]
+    if linear is not None:
+        return parts[0], PooledLinear(linear), f"{where}, before pooling and {linear}"
+    return parts[0], parts[1], where
+
+
+def parts_by_name(module: nn.Module, example: Tensor) -> Iterator[tuple[ModelPart, ModelPart, str]]:
+    """Submodules that may be the last before pooling, with the last linear layer; the caller checks them."""
+    outputs: list[tuple[str, nn.Module, Any]] = []
+
+    def keep(name: str) -> Any:
+        return lambda part, _inputs, output: outputs.append((name, part, output))
+
+    handles = [part.register_forward_hook(keep(name)) for name, part in module.named_modules() if name]
+    try:
+        with borrowed(module), torch.no_grad():
+            module(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    linears = [(name, part) for name, part, _ in outputs if isinstance(part, nn.Linear)]
+    if linears:
+        last, linear = linears[-1]
+        maps = [
+            name for name, _, output in outputs if is_map(output, example) and output.shape[1] == linear.in_features
+        ]
+        for name in maps[: -TRIES - 1 : -1]:
+            yield OutputOf(name), PooledLinear(last), f"{name}, before pooling and {last}"
+
+
+def _traced(module: nn.Module, *, training: bool) -> fx.GraphModule:
+    try:
+        twin = copy.deepcopy(module).train(training)
+    except Exception as error:  # it holds a lock, or a tensor with gradient history
+        raise Untraceable(f"it cannot be copied: {error}") from error
+    return trace(twin, "forward")
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps the shape of each tensor, and what is not a tensor."""
+
+    def __init__(self, network: fx.GraphModule) -> None:
+        super().__init__(network)
+        self.values: Values = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n.name] = value.to("meta") if isinstance(value, Tensor) else value
+        return value
+
+
+def _find_cut(graph: fx.Graph, values: Values, modules: dict[str, nn.Module]) -> fx.Node:
+    nodes = list(graph.nodes)
+    convolutions = [node for node in nodes if _is_convolution(node, modules)]
+    if not convolutions:
+        raise Untraceable("it has no convolution")
+    image = next(values[node.name] for node in nodes if node.op == "placeholder")
+    for i in range(len(nodes) - 1, nodes.index(convolutions[0]) - 1, -1):
+        node = nodes[i]
+        value, part = values[node.name], modules.get(str(node.target)) if node.op == "call_module" else None
+        if part is not None and _has_tokens(value, part):
+            raise Untraceable("its last layers act on tokens (b, t, f)")
+        averages = isinstance(part, AVERAGES) or node.target in AVERAGE_CALLS
+        passes = isinstance(part, nn.Identity) or "dropout" in str(part or node.target).lower()
+        if not averages and not passes and is_map(value, image) and _crossing(nodes, i, values) is not None:
+            return node
+    raise Untraceable("no activation (b, c, u, v) has everything after it depend on it only")
+
+
+def _crossing(nodes: list[fx.Node], i: int, values: Values) -> list[fx.Node] | None:
+    """What nodes after i read from before it: weights and sizes. None if they read another tensor."""
+    before = set(nodes[:i])
+    found = [node for later in nodes[i + 1 :] for node in later.all_input_nodes if node in before]
+    plain = all(node.op == "get_attr" or isinstance(values.get(node.name), int | tuple) for node in found)
+    return found if plain else None
+
+
+def _split(graph: fx.Graph, name: str, values: Values) -> tuple[fx.Graph, fx.Graph]:
+    """The graph up to the node of that name, and the rest as a graph of its value."""
+    nodes = list(graph.nodes)
+    i = next((i for i, node in enumerate(nodes) if node.name == name), None)
+    if i is None or (crossing := _crossing(nodes, i, values)) is None:
+        raise Untraceable("train and eval mode compute different graphs")
+    features, head = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for node in nodes[: i + 1]:
+        copies[node] = features.node_copy(node, copies.__getitem__)
+    features.output(copies[nodes[i]])
+    acts = head.placeholder("acts")
+    copies = {nodes[i]: acts}
+    for node in crossing:
+        copies[node] = head.node_copy(node) if node.op == "get_attr" else _sizes(head, acts, values[node.name])
+    for node in nodes[i + 1 :]:
+        copies[node] = head.node_copy(node, copies.__getitem__)  # also one that nothing reads: it may work in place
+    return features, head
+
+
+def _sizes(head: fx.Graph, acts: fx.Node, value: Any) -> Any:
+    """A size, or a tuple of sizes, in which the size of the batch is that of the activation."""
+    if isinstance(value, tuple):
+        return tuple(_sizes(head, acts, part) for part in value)
+    return head.call_method("size", (acts, 0)) if value == IMAGES else value
+
+
+def _pooled_linear(network: fx.GraphModule, heads: list[fx.Graph], acts: Tensor) -> str | None:
+    """The name of the linear layer, if the head is only global average pooling and that layer; else None.
+
+    `heads` are its graphs in eval and in train mode, where it may have dropout.
+    """
+    *_, last = [node for node in heads[0].nodes if node.op not in ("placeholder", "output")] or [None]
+    linear = network.get_submodule(last.target) if last is not None and last.op == "call_module" else None
+    if not isinstance(linear, nn.Linear) or linear.in_features != acts.shape[1]:
+        return None
+    for node in (node for head in heads for node in head.nodes):
+        layer = network.get_submodule(node.target) if node.op == "call_module" else linear
+        only_pools = isinstance(layer, (*AVERAGES, nn.Flatten, nn.Identity)) or layer is linear
+        if not only_pools or node.op == "get_attr" or "dropout" in str(node.target):
+            return None
+    x = torch.randn(acts.shape, generator=torch.Generator().manual_seed(0)).to(linear.weight)
+    with torch.no_grad():
+        found, expected = fx.Interpreter(network, graph=heads[0]).run(x), linear(x.mean((2, 3)))
+    return str(last.target) if torch.allclose(found, expected, rtol=1e-4, atol=1e-5) else None
+
+
+def is_map(value: Any, image: Tensor) -> bool:
+    """Whether the value is an activation (b, c, u, v) of several positions, with the image's proportions."""
+    if not isinstance(value, Tensor) or value.ndim != 4 or not value.is_floating_point() or len(value) != len(image):
+        return False
+    (u, v), (h, w) = value.shape[2:], image.shape[2:]
+    return u * v > 1 and 1 / 2 < (u * w) / (v * h) < 2  # (b, u, v, c) has others
+
+
+def _is_convolution(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    part = modules.get(str(node.target)) if node.op == "call_module" else None
+    return isinstance(part, nn.Conv2d) or node.target in (F.conv2d, torch.conv2d)
+
+
+def _has_tokens(value: Any, part: nn.Module) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 3 and any(True for _ in part.parameters())
+
+
+def _place(node: fx.Node) -> str:
+    """Where the value is computed: a submodule, or a function in one."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = [name for name in node.meta.get("nn_module_stack", {}) if name]
+    return f"{node.name} in {stack[-1]}" if stack else node.name
