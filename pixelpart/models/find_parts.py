@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from pixelpart.models.parts import GraphPart, ModelPart, OutputOf, PooledLinear
+from pixelpart.models.wrapped import GraphPart, ModelPart, OutputOf, PooledLinear
 from pixelpart.view.borrow import borrowed
 from pixelpart.view.trace import Untraceable, trace
 
 IMAGES = 5  # a size of the batch that hardly any other dimension has
 AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 AVERAGE_CALLS = (F.avg_pool2d, F.adaptive_avg_pool2d, torch.mean, "mean")
+CONVOLUTIONS = (F.conv2d, torch.conv2d)
 TRIES = 6  # submodules that `parts_by_name` suggests
 
 Values = dict[str, Any]  # by node: a tensor on the meta device, or a number, size, ...
@@ -34,8 +35,8 @@ def parts_by_tracing(module: nn.Module, example: Tensor) -> tuple[ModelPart, Mod
             recorder.run(example[torch.arange(IMAGES) % len(example)])
     except Exception as error:  # of the module's own code
         raise Untraceable(f"its graph fails: {error}") from error
-    values, modules = recorder.values, dict(network.named_modules())
-    cut = _find_cut(network.graph, values, modules)
+    values = recorder.values
+    cut = _find_cut(network, values)
     features, head = _split(network.graph, cut.name, values)
     where = f"{_place(cut)} {tuple(values[cut.name].shape[1:])}"
     graphs = {False: (features, head)}
@@ -77,7 +78,17 @@ def _traced(module: nn.Module, *, training: bool) -> fx.GraphModule:
         twin = copy.deepcopy(module).train(training)
     except Exception as error:  # it holds a lock, or a tensor with gradient history
         raise Untraceable(f"it cannot be copied: {error}") from error
+    plain_tensors_to_buffers(twin)
     return trace(twin, "forward")
+
+
+def plain_tensors_to_buffers(network: nn.Module) -> None:
+    """A tensor that is only an attribute, such as a mean of the pixels, would stay on its device and out of a graph."""
+    for module in network.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and not value.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, value, persistent=False)
 
 
 class _Recorder(fx.Interpreter):
@@ -93,19 +104,21 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _find_cut(graph: fx.Graph, values: Values, modules: dict[str, nn.Module]) -> fx.Node:
-    nodes = list(graph.nodes)
-    convolutions = [node for node in nodes if _is_convolution(node, modules)]
+def _find_cut(network: fx.GraphModule, values: Values) -> fx.Node:
+    nodes = list(network.graph.nodes)
+    image = next(values[node.name] for node in nodes if node.op == "placeholder")
+    layers = [network.get_submodule(str(node.target)) if node.op == "call_module" else None for node in nodes]
+    convolutions = [
+        i for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d) or nodes[i].target in CONVOLUTIONS
+    ]
     if not convolutions:
         raise Untraceable("it has no convolution")
-    image = next(values[node.name] for node in nodes if node.op == "placeholder")
-    for i in range(len(nodes) - 1, nodes.index(convolutions[0]) - 1, -1):
-        node = nodes[i]
-        value, part = values[node.name], modules.get(str(node.target)) if node.op == "call_module" else None
-        if part is not None and _has_tokens(value, part):
+    for i in range(len(nodes) - 1, convolutions[0] - 1, -1):
+        node, layer, value = nodes[i], layers[i], values[nodes[i].name]
+        if layer is not None and list(layer.parameters()) and isinstance(value, Tensor) and value.ndim == 3:
             raise Untraceable("its last layers act on tokens (b, t, f)")
-        averages = isinstance(part, AVERAGES) or node.target in AVERAGE_CALLS
-        passes = isinstance(part, nn.Identity) or "dropout" in str(part or node.target).lower()
+        averages = isinstance(layer, AVERAGES) or node.target in AVERAGE_CALLS
+        passes = isinstance(layer, nn.Identity) or "dropout" in str(layer or node.target).lower()
         if not averages and not passes and is_map(value, image) and _crossing(nodes, i, values) is not None:
             return node
     raise Untraceable("no activation (b, c, u, v) has everything after it depend on it only")
@@ -115,7 +128,7 @@ def _crossing(nodes: list[fx.Node], i: int, values: Values) -> list[fx.Node] | N
     """What nodes after i read from before it: weights and sizes. None if they read another tensor."""
     before = set(nodes[:i])
     found = [node for later in nodes[i + 1 :] for node in later.all_input_nodes if node in before]
-    plain = all(node.op == "get_attr" or isinstance(values.get(node.name), int | tuple) for node in found)
+    plain = all(node.op == "get_attr" or isinstance(values.get(node.name), int | torch.Size) for node in found)
     return found if plain else None
 
 
@@ -140,8 +153,8 @@ def _split(graph: fx.Graph, name: str, values: Values) -> tuple[fx.Graph, fx.Gra
 
 
 def _sizes(head: fx.Graph, acts: fx.Node, value: Any) -> Any:
-    """A size, or a tuple of sizes, in which the size of the batch is that of the activation."""
-    if isinstance(value, tuple):
+    """A size, or several, in which the size of the batch is that of the activation."""
+    if isinstance(value, torch.Size):
         return tuple(_sizes(head, acts, part) for part in value)
     return head.call_method("size", (acts, 0)) if value == IMAGES else value
 
@@ -172,15 +185,6 @@ def is_map(value: Any, image: Tensor) -> bool:
         return False
     (u, v), (h, w) = value.shape[2:], image.shape[2:]
     return u * v > 1 and 1 / 2 < (u * w) / (v * h) < 2  # (b, u, v, c) has others
-
-
-def _is_convolution(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    part = modules.get(str(node.target)) if node.op == "call_module" else None
-    return isinstance(part, nn.Conv2d) or node.target in (F.conv2d, torch.conv2d)
-
-
-def _has_tokens(value: Any, part: nn.Module) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 3 and any(True for _ in part.parameters())
 
 
 def _place(node: fx.Node) -> str:

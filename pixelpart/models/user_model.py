@@ -9,6 +9,7 @@ from torch import nn
 
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
+from pixelpart.models.find_parts import plain_tensors_to_buffers
 from pixelpart.models.wrapping import in_train_mode, wrap_if_possible
 from pixelpart.runtime import usercode
 from pixelpart.view.borrow import borrowed
@@ -35,7 +36,7 @@ def make(name: str, num_classes: int, size: int, generator: torch.Generator) -> 
             raise UserError(f"{name} returned a {type(made).__name__}; it must return an nn.Module on [0,1] images")
         made = made.cpu()
         _check_logits(f"{name}({num_classes})", made, example, num_classes)  # lazy layers draw their weights here
-        _plain_tensors_to_buffers(made)
+        plain_tensors_to_buffers(made)
         try:
             copy.deepcopy(made).to("meta")
         except Exception as error:  # TorchScript, a lock, a tensor with gradient history
@@ -58,12 +59,3 @@ def _check_logits(what: str, made: nn.Module, example: torch.Tensor, num_classes
         if logits.shape != (2, num_classes):
             shape = tuple(logits.shape)
             raise UserError(f"{what} gives logits {shape} for 2 images{note}; they must be (2, {num_classes})")
-
-
-def _plain_tensors_to_buffers(made: nn.Module) -> None:
-    """A tensor that is only an attribute, such as a mean of the pixels, would stay on the CPU."""
-    for module in made.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and not value.requires_grad:
-                delattr(module, name)
-                module.register_buffer(name, value, persistent=False)

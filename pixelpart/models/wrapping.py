@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.find_parts import is_map, parts_by_name, parts_by_tracing
-from pixelpart.models.parts import (
+from pixelpart.models.wrapped import (
     CallByName,
     Function,
     ModelPart,
     OutputOf,
     PlainFunction,
     PooledLinear,
-    TimmLastBlock,
     WholeModule,
+    Wrapped,
+    WrappedTransformer,
 )
 from pixelpart.view.borrow import borrowed
 from pixelpart.view.trace import Untraceable
@@ -62,58 +63,6 @@ def wrap_if_possible(module: nn.Module, example: Tensor) -> Classifier:
         wrapped = Wrapped(module, WholeModule(is_head=False), WholeModule(is_head=True))
         wrapped.no_maps = str(error)
         return wrapped
-
-
-class Wrapped(Classifier):
-    def __init__(self, module: nn.Module, features: ModelPart, head: ModelPart, found: str = "") -> None:
-        super().__init__()
-        self.module, self.features_part, self.head_part = module, features, head
-        self.found = found  # which parts were found, in words
-
-    @property
-    def pooled_linear(self) -> nn.Linear | None:
-        linear = self.module.get_submodule(self.head_part.name) if isinstance(self.head_part, PooledLinear) else None
-        return linear if isinstance(linear, nn.Linear) else None
-
-    def trunk(self, x: Tensor) -> Tensor:
-        return self.features_part(self.module, x)
-
-    def head(self, acts: Tensor) -> Tensor:
-        return self.head_part(self.module, acts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(self.normalised(x))
-
-
-class WrappedTransformer(Wrapped):
-    """A vision transformer of timm; features are the tokens (b, t, f) before the last block."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module, OutputOf(f"blocks.{len(module.blocks) - 2}"), TimmLastBlock())
-        self.class_token = module.global_pool == "token"
-
-    def attentions(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The attention weights of each block, (b, heads, t, t), and the logits."""
-        found: list[Tensor] = []
-        layers = [block.attn for block in self.module.blocks]  # type: ignore[union-attr]
-        fused = [layer for layer in layers if getattr(layer, "fused_attn", False)]
-
-        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            found.append(output)
-
-        handles = [layer.attn_drop.register_forward_hook(keep) for layer in layers]
-        try:
-            for layer in fused:
-                layer.fused_attn = False  # fused attention does not compute the weights
-            logits = self.module(self.normalised(x))
-        finally:
-            for layer in fused:
-                layer.fused_attn = True
-            for handle in handles:
-                handle.remove()
-        if len(found) != len(layers):
-            raise UserError(f"{type(self.module).__name__} has attention layers without attn_drop")
-        return found, logits
 
 
 def _find(module: nn.Module, example: Tensor) -> Wrapped:

@@ -93,7 +93,7 @@ class Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if m not in self.submodule_paths and not any(True for _ in m.parameters()):  # nn.ReLU()(x) in a forward pass
+        if m not in (self.submodule_paths or ()) and not list(m.parameters()):  # nn.ReLU()(x) in a forward pass
             return forward(*args, **kwargs)
         out = super().call_module(m, forward, args, kwargs)
         if self.is_leaf_module(m, self.path_of_module(m)):

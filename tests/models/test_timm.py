@@ -152,11 +152,9 @@ def test_layers_between_pooling_and_classifier_are_included(settings):
 
 
 def test_mistakes_are_user_errors():
-    with pytest.raises(UserError, match="Linear is not a timm model; pass features and head to wrap"):
-        wrap(nn.Linear(3, 3))
-    with pytest.raises(UserError, match="both features and head"):
+    with pytest.raises(
+        UserError, match=r"no features and head found in Sequential \(it has no convolution\); maps need"
+    ):
+        wrap(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)))
+    with pytest.raises(UserError, match="both features and head, or neither"):
         wrap(ConvNet(), features="conv")
-    other = ConvNet(activated=True)
-    other.num_features = 7
-    with pytest.raises(UserError, match=r"has features \(2, 6, 7, 7\), not \(b, 7, u, v\)"):
-        wrap(other)

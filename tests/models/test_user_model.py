@@ -73,7 +73,7 @@ def built(function, **settings):
     return models.build(models.use(f"mynets:{function}"), **settings)
 
 
-@pytest.mark.parametrize("function", ["wrapped", "split"])
+@pytest.mark.parametrize("function", ["wrapped", "split", "bare"])
 def test_a_user_model_is_a_classifier_with_features_and_head(mynets, function, capsys):
     model = built(function, num_classes=5, size=20)
     assert isinstance(model, Classifier)
@@ -103,7 +103,6 @@ def test_pixel_scaling_is_set_if_requested(mynets):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("bare", "mynets:bare returned a Net without features and head; return it wrapped"),
         ("seven", r"mynets:seven\(10\) gives logits \(2, 7\) for 2 images; they must be \(2, 10\)"),
         ("nothing", "mynets:nothing returned a NoneType; it must return an nn.Module"),
         ("broken", r"mynets:broken\(10\) fails with RuntimeError: no weights here \(mynets.py:\d+\)"),
