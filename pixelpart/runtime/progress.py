@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
@@ -26,9 +26,13 @@ class Screen:
 
     @contextmanager
     def bars(self, unit: str = "images") -> Iterator[Progress]:
-        """Yields a function that updates the bar of a title, created on first use; no-op without a terminal."""
+        """Yields a function that updates the bar of a title, created on first use; no-op without a terminal.
+
+        Inside, what a network prints goes to stderr.
+        """
         if self.quiet or not self.console.is_terminal:
-            yield silent
+            with redirect_stdout(sys.stderr):
+                yield silent
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -39,7 +43,7 @@ class Screen:
             TextColumn("{task.fields[note]}", markup=False),
         )
         tasks: dict[str, TaskID] = {}
-        with LiveBars(*columns, console=self.console, speed_estimate_period=10) as live:
+        with redirect_stdout(sys.stderr), LiveBars(*columns, console=self.console, speed_estimate_period=10) as live:
 
             def update(title: str, done: int, total: int, note: str) -> None:
                 if title not in tasks:

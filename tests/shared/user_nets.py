@@ -166,7 +166,8 @@ class MobileNet(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(16, num_classes))
 
     def forward(self, x):
-        return self.classifier(self.body(x).mean([2, 3]))
+        n = x.size(0)
+        return self.classifier(self.body(x).mean([2, 3]).view(n, -1))
 
 
 class LeNet(nn.Module):
@@ -239,8 +240,9 @@ class AllConvolutional(nn.Module):
         self.trunk, self.last = nn.Conv2d(3, 12, 3, 4), nn.Conv2d(12, num_classes, 1)
 
     def forward(self, x):
+        size = x.shape
         x = self.last(F.dropout2d(F.leaky_relu(self.trunk(x)), 0.1, self.training))
-        return F.adaptive_avg_pool2d(x, 1).flatten(1)
+        return F.adaptive_avg_pool2d(x, 1).reshape(size[0], -1)
 
 
 class Branches(nn.Module):
