@@ -244,7 +244,7 @@ class Trainer:
             self.say(f"eps_low {low} is above eps {high}: marked pixels have the smaller budget")
         if self.skipped:
             self.say(self.skipped)
-        reads = self.plan.main.mask and config.mask.layer == "features"
+        reads = self.plan.main.mask and self.plan.main.mask.source.raw and config.mask.layer == "features"
         if reads and (found := getattr(self.plan.model, "found", "")):
             self.say(f"maps are read from {found}")
         if captured:
