@@ -125,11 +125,13 @@ def _find_cut(network: fx.GraphModule, values: Values) -> fx.Node:
 
 
 def _crossing(nodes: list[fx.Node], i: int, values: Values) -> list[fx.Node] | None:
-    """What nodes after i read from before it: weights and sizes. None if they read another tensor."""
-    before = set(nodes[:i])
-    found = [node for later in nodes[i + 1 :] for node in later.all_input_nodes if node in before]
-    plain = all(node.op == "get_attr" or isinstance(values.get(node.name), int | torch.Size) for node in found)
-    return found if plain else None
+    """What nodes after i need from before it: weights and sizes. None if they need another tensor."""
+    before, sizes = set(nodes[:i]), {node for node in nodes if isinstance(values.get(node.name), int | torch.Size)}
+    found = []
+    for later in nodes[i + 1 :]:
+        read = [node for node in later.all_input_nodes if node in before]
+        found += [later] if read and later in sizes else read  # fx puts x.shape where it is used
+    return found if all(node.op == "get_attr" or node in sizes for node in found) else None
 
 
 def _split(graph: fx.Graph, name: str, values: Values) -> tuple[fx.Graph, fx.Graph]:
@@ -148,7 +150,8 @@ def _split(graph: fx.Graph, name: str, values: Values) -> tuple[fx.Graph, fx.Gra
     for node in crossing:
         copies[node] = head.node_copy(node) if node.op == "get_attr" else _sizes(head, acts, values[node.name])
     for node in nodes[i + 1 :]:
-        copies[node] = head.node_copy(node, copies.__getitem__)  # also one that nothing reads: it may work in place
+        if node not in copies:  # also one that nothing reads: it may work in place
+            copies[node] = head.node_copy(node, copies.__getitem__)
     return features, head
 
 
