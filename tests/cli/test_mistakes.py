@@ -13,7 +13,10 @@ WRONG = [
     (["train", "cifar10"], "unknown recipe 'cifar10'; choose from cifar10-at, "),
     (["train", "shapes-at", "--dataset", "mnist"], "unknown data set 'mnist'; choose from cifar10, cifar100, shapes"),
     (["train", "shapes-at", "--model", "vgg"], "unknown model 'vgg'; choose from deit-small, preactresnet18, resnet18"),
-    (["train", "shapes-at", "--mask.source", "grad"], "unknown mask.source 'grad'; choose from blobs, centre, gradcam, "),
+    (
+        ["train", "shapes-at", "--mask.source", "grad"],
+        "unknown mask.source 'grad'; choose from blobs, centre, gradcam, ",
+    ),
     (["train", "shapes-at", "--holdout", "160"], "cannot hold out 160 of 160"),
     (["train", "shapes-at", "--device", "toaster"], "no device 'toaster' here; choose from cpu"),
     (["train", "nothing.toml"], "cannot read config nothing.toml"),
