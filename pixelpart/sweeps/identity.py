@@ -59,6 +59,7 @@ def unused(config: Config) -> set[str]:
     no_burn_in = not config.burn_in.epochs or (same and fields.get("eps_from", "same") == "same")
     rules = {
         "mask.": not masked,
+        "mask.mean_over": not config.mask.mean,
         "eps_low": not masked,
         "burn_in.": no_burn_in,
         "objective.beta": {main} | (set() if no_burn_in else {first}) == {"at"},

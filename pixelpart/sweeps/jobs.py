@@ -154,7 +154,7 @@ def _epochs(folder: RunFolder) -> int:
 
 
 def _is_locked(path: Path) -> bool:
-    if path.exists():
+    if path.exists() or path.with_name(f"{path.name}.soft").exists():
         try:
             with exclusive_lock(path, wait=False):
                 pass
@@ -169,8 +169,8 @@ def _locked(out: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(exclusive_lock(out / ".lock", wait=False))
-        except BlockingIOError:
-            raise UserError(f"another process is running a sweep in {out}") from None
+        except BlockingIOError as error:
+            raise UserError(error.strerror) from None
         except OSError as error:
             raise UserError(f"cannot use {out} as a sweep folder: {error.strerror}") from None
         yield

@@ -65,7 +65,7 @@ def test_mistakes_are_one_line(grid, tmp_path, capsys, monkeypatch):
     assert len(mistake(capsys, ["sweep", path, "--on", "moon"], "unknown place 'moon'; choose from").splitlines()) == 1
     with exclusive_lock(tmp_path / "out" / ".lock", wait=False):
         args = ["sweep", path, "--out", "out"]
-        assert len(mistake(capsys, args, "another process is running a sweep in out").splitlines()) == 1
+        assert len(mistake(capsys, args, "another process is working in out").splitlines()) == 1
     monkeypatch.setenv("PATH", str(tmp_path))
     assert len(mistake(capsys, ["sweep", path, "--on", "slurm"], "there is no sbatch on the PATH").splitlines()) == 1
     monkeypatch.setitem(__import__("sys").modules, "submitit", None)

@@ -37,12 +37,18 @@ SAME = [
     ({"eps": 8 / 255}, {"eps": "8/255"}),
     ({"seed": 3}, {"holdout_seed": 3}),
     ({"holdout": 0}, {"holdout_seed": 3}),
+    ({}, {"mask": {"source": "centre", "control": "flat", "mean": "8/255", "mean_over": "batch"}}),
+    (PART, {"mask": {"mean_over": "batch"}}),
 ]
 DIFFERENT = [
     ({}, {"seed": 1}),
     ({}, {"eps": "4/255"}),
     ({}, {"holdout": 0}),
     ({}, {"holdout_seed": 3}),
+    ({}, {"eps_from": "4/255"}),
+    ({"holdout": 0, "eps_from": "4/255"}, {"burn_in": {"epochs": 5}}),  # from the end of burn-in to that of the run
+    (PART, {"mask": {"control": "flat"}}),
+    (PART, {"mask": {"mean": "8/255"}}),
     ({}, {"epochs": 70}),
     ({}, {"optim": {"decay_at": (50,)}}),
     ({}, {"mask": {"rule": "mean"}}),
@@ -138,6 +144,8 @@ def test_parent_is_also_found_next_to_the_run(parent, tmp_path):
         ({"mask": {"rule": "none"}, "burn_in": {"epochs": 0}}, True),
         ({"mask": {"rule": "soft", "every": 2}, "eps_low": "1/255"}, True),
         ({"burn_in": {"epochs": 6}}, True),
+        ({"eps_from": "4/255"}, True),
+        ({"eps_from": "4/255", "mask": {"rule": "none"}, "burn_in": {"epochs": 0}}, False),
         ({"eps": "7.5/255", "burn_in": {"eps": "8/255"}}, True),
         ({"objective": {"name": "trades"}, "burn_in": {"objective": "at"}}, True),
         ({"epochs": 20}, True),  # the schedule is step

@@ -145,7 +145,7 @@ def test_folder_of_another_config_and_folder_in_use_are_mistakes(job, config, qu
     assert folder.read_config() == config(seed=7)
     with (
         exclusive_lock(tmp_path / "other" / ".lock", wait=False),
-        pytest.raises(UserError, match="another process is running a sweep in "),
+        pytest.raises(UserError, match="another process is working in "),
     ):
         run_jobs([job()], tmp_path / "other", screen=quiet)
     with exclusive_lock(tmp_path / "jobs" / f"{job().id}.lock", wait=False):
