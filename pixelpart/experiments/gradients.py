@@ -6,9 +6,10 @@ from matplotlib.figure import Figure
 
 from pixelpart.data import SETS
 from pixelpart.experiments.common import paper, plots
-from pixelpart.experiments.common.experiment import Experiment
+from pixelpart.experiments.common.experiment import Experiment, More
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
+from pixelpart.experiments.common.tables import Table
 from pixelpart.runs import Run
 from pixelpart.sweeps.identity import identity
 from pixelpart.sweeps.work import Job
@@ -29,7 +30,8 @@ def measure(run: Run, job: Job) -> dict[str, Any]:
     from pixelpart.evaluation.checks.obfuscation import check
 
     images = job.images or SETS[job.config.dataset].counts["test"]
-    report = check(run, surrogate=surrogate(run, job), images=images, checkpoint=job.checkpoint)
+    other = surrogate(run, job)
+    report = check(run, surrogate=other, images=images, checkpoint=job.checkpoint)
     found = {name: report[name].numbers for name in ("one step", "black box", "unbounded", "random", "growing eps")}
     columns = {
         "one step": 100 * found["one step"]["fgsm"],
@@ -38,7 +40,7 @@ def measure(run: Run, job: Job) -> dict[str, Any]:
         "random only": 100 * found["random"]["random_only"] / images,
     }
     columns |= {GROWING[eps]: 100 * share for eps, share in found["growing eps"]["accuracy"].items() if eps in GROWING}
-    return {"columns": columns, "verdict": report.verdict, "suspicious": report.suspicious, "surrogate": True}
+    return {"columns": columns, "verdict": report.verdict, "suspicious": report.suspicious, "surrogate": other.dir.name}
 
 
 def surrogate(run: Run, job: Job) -> Run:
@@ -48,6 +50,18 @@ def surrogate(run: Run, job: Job) -> Run:
         if job.id in names:
             return Run(run.dir.parent / names[1 - names.index(job.id)])
     raise AssertionError(f"{run.dir} is not a run of this experiment")
+
+
+def analyse(results: Results, more: More) -> list[Table]:
+    """The verdicts, also of behaviours on which the check is stricter than the numbers above."""
+    found = [
+        (arm, run.measures["gradients"])
+        for arm, runs in results.runs.items()
+        for run in runs
+        if "gradients" in run.measures
+    ]
+    rows = [[arm, one["verdict"], ", ".join(one["suspicious"])] for arm, one in found]
+    return [Table("Verdicts of pixelpart check", ["arm", "verdict", "suspicious"], rows)] if rows else []
 
 
 def plot(results: Results) -> Figure:
@@ -64,6 +78,7 @@ EXPERIMENT = Experiment(
     measures=("pixelpart.experiments.gradients:measure",),
     columns=lambda scale: COLUMNS,
     paper=lambda scale: paper.GRADIENTS,
+    analyse=analyse,
     plot=plot,
     notes=(
         "one step: FGSM at eps; the paper's PGD-1, one step of 2/255, is in the column pgd1.",

@@ -1,5 +1,7 @@
 """Arms next to the curve that uniform budgets draw: D with its interval for each, and the figure."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -20,6 +22,7 @@ from pixelpart.experiments.common.tables import Table
 ROBUST = "apgd"
 STUDIES = 2000
 WAITS = "D is computed once all runs are there, two seeds or more of each arm."
+NO_CURVE = "The uniform arms do not differ in natural accuracy: there is no curve, and no D."
 
 
 def uniform_arms(results: Results) -> list[str]:
@@ -30,6 +33,10 @@ def study_arm(results: Results, label: str) -> Arm:
     runs = [run for run in results.runs[label] if {"natural", ROBUST} <= run.flags.keys()]
     flags = [np.stack([run.flags[column] for run in runs]) for column in ("natural", ROBUST)]
     return Arm(flags[0], flags[1], tuple(run.seed for run in runs))
+
+
+def has_curve(uniform: Sequence[Arm]) -> bool:
+    return len({arm.mean_natural for arm in uniform}) > 2
 
 
 def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool = False) -> list[Table]:
@@ -44,6 +51,9 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
         return []
     arms = {label: study_arm(results, label) for label in results.arms}
     uniform = [arms[label] for label in known]
+    if not has_curve(uniform):
+        results.notes.append(NO_CURVE)
+        return []
     others = [label for label in arms if label not in known]
     rows, found = [], {}
     for label in others:
@@ -83,8 +93,8 @@ def plot_frontier(results: Results) -> Figure:
     figure, axes = plots.plane(results, y=ROBUST, first=known)
     ready = [label for label in known if len(results.runs[label]) > 0]
     with plots.style():
-        if len(ready) > 2:
-            arms = [study_arm(results, label) for label in ready]
+        arms = [study_arm(results, label) for label in ready]
+        if has_curve(arms):
             curve = fit_curve(arms)
             across = np.linspace(min(a.mean_natural for a in arms), max(a.mean_natural for a in arms), 60)
             axes.plot(100 * across, [100 * curve.at(n) for n in across], color=plots.FAINT, linewidth=1.2, zorder=1)

@@ -206,7 +206,9 @@ def bars(axes: Axes, results: Results, columns: Sequence[str]) -> None:
                 continue
             if cell.values:
                 axes.bar(at, cell.mean, width, color=COLOURS[place], label=arm if x == 0 else None)
-                axes.annotate(f"{cell.mean:.1f}", (at, cell.mean), ha="center", va="bottom", fontsize=7)
+                low, high = cell.interval or (cell.mean, cell.mean)
+                axes.plot([at, at], [low, high], color=INK, linewidth=0.8)
+                axes.annotate(f"{cell.mean:.1f}", (at, high), ha="center", va="bottom", fontsize=7)
             if cell.paper and results.scale == "paper":
                 axes.plot(at, cell.paper[0], "D", color=INK, markersize=4, markerfacecolor="none")
     axes.set_xticks(range(len(columns)), [shown_name(column).replace(" ", "\n", 1) for column in columns])
