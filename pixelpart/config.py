@@ -250,7 +250,7 @@ class Config(Section):
     optim: OptimConfig = OptimConfig()
     awp: AwpConfig = AwpConfig()
     ema: float = Field(0.0, ge=0, lt=1)
-    """decay per step of the exponential moving average of the weights; 0: no average"""
+    """decay per step of the exponential moving average of the weights, less in the first steps; 0: no average"""
     keep: tuple[int, ...] = ()
     """epochs after which a checkpoint is kept; it always is after burn-in"""
     precision: str = "fp32"

@@ -97,18 +97,47 @@ def average_in_place(tensors: list[Tensor], n: int, world: World) -> None:
 
 
 class WeightAverage:
-    """average <- decay average + (1 - decay) model, after every step; parameters and batch-norm statistics alike."""
+    """average <- d average + (1 - d) model after every step; parameters and batch-norm statistics alike.
+
+    d = min(decay, (1 + t) / (10 + t)) at a run that has taken t steps before: the untrained weights count for little
+    from the first step on, and a long run averages with `decay`.
+    """
 
     def __init__(self, model: Classifier, decay: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
-        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
-        self._averaged, self._live = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
-        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._fused: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+        self._strided: list[tuple[Tensor, Tensor]] = []  # not dense in memory, as a buffer that is a slice
+        self._counters: list[tuple[Tensor, Tensor]] = []
+        pairs = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        for averaged, live in {pair[0].data_ptr(): pair for pair in pairs}.values():  # a shared tensor only once
+            if not averaged.is_floating_point():
+                self._counters.append((averaged, live))
+            elif averaged.stride() == live.stride() == torch.empty_like(live).stride():
+                self._fused.setdefault(averaged.dtype, []).append((averaged, live))
+            else:
+                self._strided.append((averaged, live))
+        self._rate = torch.zeros((), device=next(model.parameters()).device)  # d - 1
+        self.set_step(0)
+
+    def set_step(self, taken: int) -> None:
+        """Sets d for the update after `taken` steps of the run, in a tensor that a captured step reads."""
+        self._rate.fill_(min(self.decay, (1 + taken) / (10 + taken)) - 1)
 
     @torch.no_grad()
     def update(self) -> None:
-        torch._foreach_lerp_(self._averaged, self._live, 1 - self.decay)
+        """One pass over memory: w <- w - lr (g + weight_decay w) with lr = d - 1, g = model, weight_decay = -1.
+
+        torch._foreach_lerp_ with a tensor as weight would be one kernel for every tensor of the model.
+        """
+        for pairs in self._fused.values():
+            averages, weights = zip(*pairs, strict=True)
+            torch._fused_sgd_(
+                averages, weights, [], lr=self._rate, weight_decay=-1.0, momentum=0.0, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=False,
+            )  # fmt: skip
+        for averaged, live in self._strided:
+            averaged.lerp_(live, -self._rate.to(averaged.dtype))
         for averaged, live in self._counters:
             averaged.copy_(live)
 

@@ -155,6 +155,8 @@ class Trainer:
         config, steps = self.config, self.loader.steps
         phase = self.plan.phase(epoch)
         self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
+        if self.state.average is not None:
+            self.state.average.set_step(self.position.step)
         maps = self.maps if self.objects is None else self.objects.training
         batch = step_batch(config, phase, self.loader, maps, epoch=epoch, step=step)
         stream = f"network of process {self.world.rank}" if self.world.rank else "network"

@@ -67,19 +67,56 @@ def test_all_state_exists_from_the_start_and_keeps_its_address(name):
     assert len(kept) == sum(len(slots) for slots in state.optimizer.state.values())
 
 
-def test_weights_and_statistics_are_averaged_by_age_and_counters_copied():
+def set_all(model, value):
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.fill_(value)
+
+
+def test_an_average_over_forty_updates_equals_a_plain_loop():
+    """Weights and batch-norm statistics; counters are copied."""
     model = models.build("tiny-cnn").double()
-
-    def set_all(value):
+    average, mean = WeightAverage(model, 0.75), {}
+    for t in range(40):
+        g = draws.generator(t, "test")
         with torch.no_grad():
-            for tensor in model.state_dict().values():
-                tensor.fill_(value)
-
-    set_all(1)
-    average = WeightAverage(model, 0.5)
-    for value in (2, 4, 8):
-        set_all(value)
+            for name, tensor in model.state_dict().items():
+                mean.setdefault(name, tensor.clone())
+                value = torch.randn(tensor.shape, dtype=torch.float64, generator=g)
+                tensor.copy_(value if tensor.is_floating_point() else torch.tensor(t))
+                d = min(0.75, (1 + t) / (10 + t))
+                mean[name] = d * mean[name] + (1 - d) * tensor if tensor.is_floating_point() else tensor.clone()
+        average.set_step(t)
         average.update()
     for name, tensor in average.model.state_dict().items():
-        expected = 1 / 8 + 2 / 8 + 4 / 4 + 8 / 2 if tensor.is_floating_point() else 8
-        assert torch.allclose(tensor, torch.full_like(tensor, expected), rtol=1e-12), name
+        torch.testing.assert_close(tensor, mean[name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(("taken", "expected"), [(0, 0.1 * 1 + 0.9 * 2), (890, 0.99 * 1 + 0.01 * 2), (10**6, 1.01)])
+def test_the_first_update_is_nine_tenths_the_trained_weights_and_a_late_one_has_the_decay(taken, expected):
+    model = models.build("tiny-cnn").double()
+    set_all(model, 1)
+    average = WeightAverage(model, 0.99)
+    set_all(model, 2)
+    average.set_step(taken)
+    average.update()
+    for name, tensor in average.model.state_dict().items():
+        value = expected if tensor.is_floating_point() else 2
+        torch.testing.assert_close(tensor, torch.full_like(tensor, value), rtol=1e-7, atol=0, msg=name)
+
+
+def test_odd_tensors_are_averaged_too():
+    """A slice, a transposed weight, another type, and a layer with two names, which is averaged once a step."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model.again = model[1]
+    model.weight = torch.nn.Parameter(torch.randn(4, 3).t())
+    model.register_buffer("slice", torch.zeros(4, 6)[1:, ::2])
+    model.register_buffer("narrow", torch.zeros(5, dtype=torch.bfloat16))
+    set_all(model, 1)
+    average = WeightAverage(model, 0.99)
+    for tensor in model.state_dict().values():
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape))
+    average.update()
+    for name, tensor in average.model.state_dict().items():
+        expected = 0.1 + 0.9 * model.state_dict()[name].float()
+        torch.testing.assert_close(tensor.float(), expected, rtol=1e-2 if name == "narrow" else 1e-6, atol=0, msg=name)

@@ -81,7 +81,7 @@ def cross_entropy(logits, target):
     return -(target * logits.log_softmax(1)).sum(1)
 
 
-def reference_step(model, momentum, average, method, batch, *, steps=2, smoothing=0.0):
+def reference_step(model, momentum, average, method, batch, *, decay, steps=2, smoothing=0.0):
     x, own = reference_augmentation(batch.augmentation, batch.images, 0.0)
     own, labels = own[:, None], F.one_hot(batch.labels, 10).double()
     shares = own * labels + (1 - own) * labels[NEIGHBOUR]
@@ -120,7 +120,7 @@ def reference_step(model, momentum, average, method, batch, *, steps=2, smoothin
             buffer.mul_(0.9).add_(parameter.grad + 5e-4 * parameter)
             parameter -= 0.05 * buffer
         for averaged, live in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
-            averaged.copy_(0.9 * averaged + 0.1 * live if averaged.is_floating_point() else live)
+            averaged.copy_(decay * averaged + (1 - decay) * live if averaged.is_floating_point() else live)
     return loss.item(), budget
 
 
@@ -137,8 +137,10 @@ def test_three_steps_equal_a_plain_loop(method, kind, smoothing):
     losses, budgets = [], []
     for i in range(3):
         batch = batch_for(plan.main, seed=i, kind=kind)
+        state.average.set_step(i)
         train_step(state, plan.main, batch)
-        loss, budget = reference_step(model, momentum, average, method, batch, smoothing=smoothing)
+        decay = (1 + i) / (10 + i)
+        loss, budget = reference_step(model, momentum, average, method, batch, decay=decay, smoothing=smoothing)
         losses.append(loss)
         budgets.append(budget)
     for mine, theirs in ((state.model, model), (state.average.model, average)):

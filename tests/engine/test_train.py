@@ -1,6 +1,7 @@
 """A run as its user meets it: it starts, finishes, forks, refuses mistakes, and never loses what was saved."""
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import json
@@ -9,6 +10,7 @@ import os
 import pytest
 import torch
 
+from pixelpart import data, draws
 from pixelpart.engine import train as train_module
 from pixelpart.engine.metrics import ProbeResult
 from pixelpart.engine.train import train
@@ -53,6 +55,50 @@ def test_equal_configs_give_equal_bytes_and_a_finished_run_is_left_unchanged(sma
     train(a.config, a.dir, screen=quiet)
     assert (files_of(a), a.metrics) == (files_of(b), metrics)
     assert "is finished" in log_of(a)
+
+
+# -- averaged weights
+
+
+def test_the_average_of_a_run_and_of_its_fork_equals_a_plain_loop_over_the_weights(small, quiet, tmp_path, monkeypatch):
+    """The fork goes on with the step at which it forked."""
+    step, after = train_module.train_step, []
+
+    def spy(state, *args):
+        if not after:
+            after.append({name: tensor.clone() for name, tensor in state.model.state_dict().items()})
+        step(state, *args)
+        after.append({name: tensor.clone() for name, tensor in state.model.state_dict().items()})
+
+    monkeypatch.setattr(train_module, "train_step", spy)
+    train(small("at", epochs=1, keep=(1,)), tmp_path / "run", screen=quiet)
+    run = train(small("at", epochs=3, init_from=f"{tmp_path / 'run'}@1"), tmp_path / "fork", screen=quiet)
+    mean, *rest = after
+    for t, weights in enumerate(rest):
+        d = min(0.99, (1 + t) / (10 + t))
+        mean = {name: d * mean[name] + (1 - d) * w if w.is_floating_point() else w for name, w in weights.items()}
+    assert len(rest) == 12
+    saved = load_checkpoint(run.folder.checkpoint("last"))[0]
+    for name, tensor in mean.items():
+        torch.testing.assert_close(saved[f"average.{name}"], tensor, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_after_24_steps_the_averaged_weights_are_as_accurate_as_the_raw_ones(small, quiet, tmp_path, monkeypatch):
+    """Noise with one of three colours brighter: learned in 24 steps, not at once."""
+    g = draws.generator(0, "test")
+    y = torch.arange(640) % 3
+    x = torch.randint(160, (640, 3, 32, 32), generator=g)
+    x[torch.arange(640), y] += 40
+    changed = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x.byte(), y))
+    monkeypatch.setitem(data.SETS, "shapes", changed)
+    settings = {"epochs": 6, "batch_size": 64, "holdout": 400, "probe": 400, "eps": 2 / 255, "augment": "none"}
+    raw, averaged = (
+        train(small("at", ema=ema, **settings), tmp_path / f"{ema}", screen=quiet).metrics[-1] for ema in (0.0, 0.99)
+    )
+    assert raw["loss"] == averaged["loss"]
+    assert raw["natural"] > 0.9
+    assert averaged["natural"] > raw["natural"] - 0.02
+    assert averaged["pgd"] > raw["pgd"] - 0.03
 
 
 # -- the best checkpoint
