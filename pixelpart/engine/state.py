@@ -99,8 +99,9 @@ def average_in_place(tensors: list[Tensor], n: int, world: World) -> None:
 class WeightAverage:
     """average <- d average + (1 - d) model after every step; parameters and batch-norm statistics alike.
 
-    d = min(decay, (1 + t) / (10 + t)) at a run that has taken t steps before: the untrained weights count for little
-    from the first step on, and a long run averages with `decay`.
+    After t steps of the run d = min(decay, n / (1 + n)) with n = min(t / 10, (t / 64)^2): the average is about n steps
+    old, at most a tenth of the run, and next to nothing in the first steps, where weights change fast. A long run
+    averages with `decay`.
     """
 
     def __init__(self, model: Classifier, decay: float) -> None:
@@ -117,12 +118,12 @@ class WeightAverage:
                 self._fused.setdefault(averaged.dtype, []).append((averaged, live))
             else:
                 self._strided.append((averaged, live))
-        self._rate = torch.zeros((), device=next(model.parameters()).device)  # d - 1
-        self.set_step(0)
+        self._rate = torch.tensor(decay - 1, device=next(model.parameters()).device)  # d - 1
 
     def set_step(self, taken: int) -> None:
         """Sets d for the update after `taken` steps of the run, in a tensor that a captured step reads."""
-        self._rate.fill_(min(self.decay, (1 + taken) / (10 + taken)) - 1)
+        age = min(taken / 10, (taken / 64) ** 2)
+        self._rate.fill_(min(self.decay, age / (1 + age)) - 1)
 
     @torch.no_grad()
     def update(self) -> None:

@@ -26,7 +26,7 @@ from pixelpart.models import Classifier
 from pixelpart.runtime.precision import fast_arithmetic
 from pixelpart.view import capture
 from pixelpart.view.views import Folding
-from steps import METHODS, assert_close_state, assert_same_state, batch_for, plan_for, state_for
+from steps import METHODS, assert_close_state, assert_same_state, batch_for, decay_at, plan_for, state_for
 
 
 @pytest.fixture(autouse=True)
@@ -281,7 +281,7 @@ def test_a_replay_reads_the_rates_the_maps_and_the_batch_of_its_own_step():
             batch = gpu_batch(plan, 128, i, maps=(4, 4))
             for state, run in ((fast, step), (plain, train_step)):
                 state.lr.fill_(0.0 if i == 3 else 0.01)
-                state.average.set_step(i)
+                state.average.set_step(100 * i)
                 weights = [p.detach().clone() for p in state.model.parameters()]
                 before = state.tally.read()["budget"]
                 run(state, plan.main, batch)
@@ -289,8 +289,8 @@ def test_a_replay_reads_the_rates_the_maps_and_the_batch_of_its_own_step():
                 still = all(torch.equal(a, b) for a, b in zip(weights, state.model.parameters(), strict=True))
                 assert still is (i == 3)
             for name, live in fast.model.state_dict().items():
-                slow = expected[name]
-                expected[name] = torch.lerp(slow, live, 9 / (10 + i)) if slow.is_floating_point() else live.clone()
+                slow, rate = expected[name], 1 - decay_at(100 * i, 0.9)
+                expected[name] = torch.lerp(slow, live, rate) if slow.is_floating_point() else live.clone()
                 torch.testing.assert_close(fast.average.model.state_dict()[name], expected[name], rtol=1e-5, atol=1e-6)
     assert said == []
     for mine, theirs in budgets.values():

@@ -48,8 +48,9 @@ def test_phases_and_short_batches_give_the_bits_of_the_plain_step(cuda, every):
         maps = (4, 4) if every and phase is plan.main else None
         batch = batch_for(phase, n, seed=i, maps=maps, **SINGLE)
         untouched = copy_of(batch)
-        fast.lr.fill_(0.05 / (i + 1))
-        plain.lr.fill_(0.05 / (i + 1))
+        for state in (fast, plain):
+            state.lr.fill_(0.05 / (i + 1))
+            state.average.set_step(20 * i)
         step(fast, phase, batch)
         train_step(plain, phase, batch)
         assert_same_state(fast, plain)

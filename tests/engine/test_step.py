@@ -12,7 +12,7 @@ from pixelpart import draws, masks
 from pixelpart.data import augment
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
-from steps import METHODS, SIZE, batch_for, plan_for, state_for
+from steps import METHODS, SIZE, batch_for, decay_at, plan_for, state_for
 
 EPS, LOW, STEP = 8 / 255, 7 / 255, 3 / 255
 OTHERS = ["gradient:2", "margin", "centre", "quadrant:ul", "blobs", "object"]  # sources besides the network's maps
@@ -137,9 +137,10 @@ def test_three_steps_equal_a_plain_loop(method, kind, smoothing):
     losses, budgets = [], []
     for i in range(3):
         batch = batch_for(plan.main, seed=i, kind=kind)
-        state.average.set_step(i)
+        t = 100 * i  # as if later in a run
+        state.average.set_step(t)
         train_step(state, plan.main, batch)
-        decay = (1 + i) / (10 + i)
+        decay = decay_at(t, 0.9)
         loss, budget = reference_step(model, momentum, average, method, batch, decay=decay, smoothing=smoothing)
         losses.append(loss)
         budgets.append(budget)

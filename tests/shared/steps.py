@@ -61,6 +61,12 @@ def budgets_of(step, state, plan, loader, maps, *, epochs):
     return budgets
 
 
+def decay_at(t, ema):
+    """The decay of averaged weights, as the documentation has it: n = min(t/10, (t/64)^2), d = n / (1 + n)."""
+    n = t / 10 if t > 409.6 else t * t / 4096
+    return min(ema, n / (1 + n))
+
+
 def assert_same_state(a, b):
     """Equal to the bit: weights, averages, optimiser state and sums."""
     for (name, mine), theirs in zip(a.tensors().items(), b.tensors().values(), strict=True):
