@@ -82,7 +82,7 @@ def test_what_decides_the_result_changes_the_identity(base, change):
 def test_fields_of_masks_are_unused_without_one():
     of_masks = {name for name in flat(Config()) if name.startswith("mask.")} | {"eps_low"}
     assert of_masks <= unused(made({}))
-    assert not of_masks & unused(made(PART))
+    assert of_masks & unused(made(PART)) == {"mask.mean_over"}  # of no mean
 
 
 # -- forks
