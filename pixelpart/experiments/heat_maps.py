@@ -83,7 +83,7 @@ def plot(results: Results) -> Figure:
     with plots.style():
         columns = 1 + len(kept) * len(epochs)
         figure = Figure(figsize=(1.05 * columns, 1.05 * PICTURES + 0.9), layout="constrained")
-        figure.suptitle(plots.heading(results), fontsize=9.5, x=0.01, ha="left")
+        figure.suptitle(plots.heading(results, intervals=False), fontsize=9.5, x=0.01, ha="left")
         axes = figure.subplots(PICTURES, columns, squeeze=False)
         for one in axes.flat:
             one.set_xticks([])

@@ -55,11 +55,11 @@ def shown_name(column: str) -> str:
     return NAMES.get(column, f"{kind.upper()}-{column[len(kind) :]}" if kind in ("pgd", "mma") else column)
 
 
-def heading(results: Results) -> str:
+def heading(results: Results, *, intervals: bool = True) -> str:
     what = results.number[:1].upper() + results.number[1:] + ": " if results.number != "-" else ""
     where = {"demo": f"demo scale ({results.data}, few epochs)", "paper": results.data}[results.scale]
     seeds = max((len(runs) for runs in results.runs.values()), default=0)
-    return f"{what}{results.title}\n{where}, {seeds} seed{'s' * (seeds != 1)}, 95 % intervals"
+    return f"{what}{results.title}\n{where}, {seeds} seed{'s' * (seeds != 1)}{', 95 % intervals' * intervals}"
 
 
 def colour(results: Results, arm: str) -> str:
