@@ -24,7 +24,8 @@ HELD = {"split": "held-out", "attacks": "natural", "device": "cpu"}
 
 
 def first_epoch(config):
-    loader, _ = training_data.load(config, None, device=torch.device("cpu"), world=World(), screen=Screen(quiet=True))
+    screen = Screen(quiet=True)
+    loader, *_ = training_data.load(config, None, device=torch.device("cpu"), world=World(), screen=screen)
     return [loader.batch(0, step) for step in range(loader.steps)]
 
 

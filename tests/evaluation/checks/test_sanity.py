@@ -334,7 +334,8 @@ def test_the_checks_change_neither_model_nor_numbers(net, pair, monkeypatch):
 
 def test_the_table_marks_numbers_with_warnings_and_lists_these_below():
     def outcome(warnings):
-        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "warnings": warnings, "seconds": 1.0}
+        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "split": "test"}
+        entry |= {"warnings": warnings, "seconds": 1.0}
         return Outcome(entry, None, reused=False)
 
     rows = str(Result({"natural": outcome([]), "pgd2": outcome(["a", "b"]), "mma2": outcome(["b"])})).splitlines()
