@@ -38,8 +38,10 @@ class Parser(argparse.ArgumentParser):
         found, rest = self.parse_known_args(args)
         if rest:
             name = rest[0].partition("=")[0]
-            similar = difflib.get_close_matches(name, self._option_string_actions, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(similar)}?" if similar else "see --help"
+            word, options = name.lstrip("-").replace("_", "-"), self._option_string_actions
+            similar = [option for option in options if word in option.lstrip("-").split(".")][:3]  # --lr: --optim.lr
+            similar = similar or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(similar)}?" if similar and name.startswith("-") else "see --help"
             kind = "unknown option" if name.startswith("-") else "unexpected argument"
             raise UserError(f"{kind} {rest[0]!r}; {hint}")
         return found

@@ -20,7 +20,7 @@ from pixelpart.config import (
     parse_fraction,
     write_fraction,
 )
-from pixelpart.errors import UserError, unknown
+from pixelpart.errors import UserError, did_you_mean, unknown
 from pixelpart.evaluation import reference
 from pixelpart.evaluation.target import Target
 from pixelpart.runtime.precision import PRECISIONS
@@ -153,7 +153,11 @@ def _parse_plain(name: str) -> AttackSpec:
     pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
     if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
         return AttackSpec(name, match[1], steps=int(match[2]), restarts=int(match[3] or 1))
-    raise UserError(f"unknown attack {name!r}; choose from {choices()}")
+    steps = re.search(r"[1-9][0-9]*(x[1-9][0-9]*)?", str(name))
+    stepped = {kind: f"{kind}{steps[0] if steps else 20}" for kind in (*ATTACKS, *ADAPTIVE)}
+    known = [stepped[name]] if name in stepped else ["natural", *stepped.values(), *SEARCHES, *COMBINED, *AUTOATTACKS]
+    similar = did_you_mean(name, known)
+    raise UserError(f"unknown attack {name!r}; {similar}choose from {choices()}")
 
 
 def choices() -> str:

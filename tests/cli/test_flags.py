@@ -60,6 +60,9 @@ def test_every_field_has_a_flag_with_help(part):
         (["--epoch", "3"], "unknown option '--epoch'; did you mean --epochs"),
         (["--mask.ruel=mean"], "unknown option '--mask.ruel=mean'; did you mean --mask.rule"),
         (["--mask.r", "mean"], r"unknown option '--mask\.r'"),  # no abbreviations: a later field might match too
+        (["--lr", "0.1"], r"unknown option '--lr'; did you mean --optim\.lr\?"),
+        (["--batch_size", "8"], r"unknown option '--batch_size'; did you mean --batch-size\?"),
+        (["--attack", "pgd"], r"unknown option '--attack'; did you mean --attack\.name or "),
         (["shapes"], "unexpected argument 'shapes'; see --help"),
         (["--eps"], "--eps: expected one argument"),
         (["--zzzzzzzzzzzz"], "unknown option '--zzzzzzzzzzzz'; see --help"),

@@ -10,12 +10,13 @@ from pixelpart.runs import RunFolder, load_checkpoint
 
 WRONG = [
     (["nope"], "unknown command 'nope'; choose from "),
+    (["trian"], "unknown command 'trian'; did you mean train? choose from bench, "),
     (["train", "cifar10"], "unknown recipe 'cifar10'; choose from cifar10-at, "),
     (["train", "shapes-at", "--dataset", "mnist"], "unknown data set 'mnist'; choose from cifar10, cifar100, shapes"),
     (["train", "shapes-at", "--model", "vgg"], "unknown model 'vgg'; choose from deit-small, preactresnet18, resnet18"),
     (
         ["train", "shapes-at", "--mask.source", "grad"],
-        "unknown mask.source 'grad'; choose from blobs, centre, gradcam, ",
+        "unknown mask.source 'grad'; did you mean gradcam or ",
     ),
     (["train", "shapes-at", "--holdout", "160"], "cannot hold out 160 of 160"),
     (["train", "shapes-at", "--device", "toaster"], "no device 'toaster' here; choose from cpu"),
@@ -25,7 +26,7 @@ WRONG = [
     (["evaluate", "nothing"], "nothing is not a run folder"),
     (["evaluate", "nothing", "--eps", "x"], "'x' is not a number"),
     (["evaluate", "nothing", "--images", "0"], "'0' is not a whole number above 0"),
-    (["evaluate", "nothing", "--attacks", "pgd"], "unknown attack 'pgd'; choose from natural, pgdK"),
+    (["evaluate", "nothing", "--attacks", "pgd"], "unknown attack 'pgd'; did you mean pgd20? choose from natural, pgdK"),
     (["evaluate", "nothing.pt"], "nothing.pt is not a run folder"),
     (["evaluate", "nothing.safetensors"], "no checkpoint at nothing.safetensors"),
     (["evaluate", "no.module:make", "--data", "shapes"], "no module 'no'"),

@@ -77,6 +77,15 @@ def test_an_unknown_attack_is_reported_with_the_choices(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "similar"),
+    [("pgd", "pgd20"), ("pdg20", "pgd20"), ("PGD20x5", "pgd20x5"), ("autoatack", "autoattack"), ("mma", "mma20")],
+)
+def test_similar_names_are_suggested(name, similar):
+    with pytest.raises(UserError, match=rf"unknown attack '{name}'; did you mean {similar}\b.*\? choose from natural"):
+        parse_attack(name)
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("natural@8/255", "natural changes no pixel and takes no eps"),
@@ -100,7 +109,7 @@ def test_a_wrong_eps_in_a_name_is_reported(name, message):
         *(({"eps": eps}, "one number for all pixels") for eps in (torch.full((1, 1, 6, 6), 0.03), "8/255", None, True)),
         *(({"eps": eps}, "eps .* is out of range: .*at most 1") for eps in (0, -0.1, 1.01, 8, math.nan, math.inf)),
         ({"step_size": 0}, "step_size 0 is out of range"),
-        ({"search": "fp16"}, "unknown search 'fp16'; choose from auto, bf16, fp32"),
+        ({"search": "fp16"}, "unknown search 'fp16'; did you mean bf16. choose from auto, bf16, fp32"),
         ({"engine": "theirs"}, "unknown engine 'theirs'; choose from own, reference"),
     ],
 )

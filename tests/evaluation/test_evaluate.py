@@ -263,10 +263,10 @@ def test_autoattack_warns_if_square_breaks_what_gradients_do_not(plane, pair, mo
     ("flags", "said"),
     [
         (["--engine", "theirs"], "unknown engine 'theirs'; choose from own, reference"),
-        (["--search", "fp16"], "unknown search 'fp16'; choose from auto, bf16, fp32"),
+        (["--search", "fp16"], "unknown search 'fp16'; did you mean bf16? choose from auto, bf16, fp32"),
         (["--attacks", "natural,apgd-ce", "--engine", "reference"], "not apgd-ce"),
         (["--attacks", "apgd-l1@0"], "apgd-l1's eps 0 is out of range: choose a number above 0"),
-        (["--attacks", "autoatack"], "unknown attack 'autoatack'; choose from natural, "),
+        (["--attacks", "autoatack"], "unknown attack 'autoatack'; did you mean autoattack"),
         (["--name", "a"], "name 'a' is for a model that is not a run or checkpoint"),
     ],
 )

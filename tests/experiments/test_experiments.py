@@ -152,7 +152,7 @@ def test_cells_without_runs_are_empty(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["table"], "unknown experiment 'table'; choose from adaptive, "),
+        (["table"], "unknown experiment 'table'; did you mean table1? choose from adaptive, "),
         (["table1", "--scale", "large"], "unknown scale 'large'; choose from demo, paper"),
         (["table1", "--data", "svhn"], "scale demo uses shapes; --data svhn needs --scale paper"),
         (["cams", "--scale", "paper", "--data", "svhn"], "unknown data set 'svhn'; choose from cifar10"),

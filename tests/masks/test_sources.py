@@ -114,7 +114,7 @@ def test_blobs_differ_between_images_and_from_those_of_the_control() -> None:
         ("gradient:wide", "mask.source 'gradient:wide' is not gradient:SIGMA"),
         ("gradient:-1", "mask.source 'gradient:-1' is not gradient:SIGMA"),
         ("centre:2", "mask.source 'centre' takes no setting, but 'centre:2' has one"),
-        ("center", "unknown mask.source 'center'; choose from blobs, centre, gradcam"),
+        ("center", "unknown mask.source 'center'; did you mean centre. choose from blobs, centre, gradcam"),
     ],
 )
 def test_a_mistake_in_a_source_is_a_user_error(name: str, message: str) -> None:
