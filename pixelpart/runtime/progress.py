@@ -1,6 +1,8 @@
 """Progress of long jobs: live bars with rate and time left on a terminal, plain lines elsewhere, nothing if quiet."""
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
@@ -9,6 +11,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, T
 from rich.progress import Progress as LiveBars
 from rich.text import Text
 
+LINE_SECONDS = 60.0  # without a terminal, a line appears at least this often
 Progress = Callable[[str, int, int, str], None]  # title, done, total (0: unknown), note after the bar
 
 
@@ -18,21 +21,23 @@ class Screen:
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.console = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
+        self.spoke_at = time.monotonic()
 
     def say(self, line: str) -> None:
         """Prints a line."""
         if not self.quiet:
             self.console.print(line, markup=False)
+        self.spoke_at = time.monotonic()
 
     @contextmanager
     def bars(self, unit: str = "images") -> Iterator[Progress]:
-        """Yields a function that updates the bar of a title, created on first use; no-op without a terminal.
+        """Yields a function that updates the bar of a title, created on first use; without a terminal see `lines`.
 
         Inside, what a network prints goes to stderr.
         """
         if self.quiet or not self.console.is_terminal:
-            with redirect_stdout(sys.stderr):
-                yield silent
+            with redirect_stdout(sys.stderr), self.lines(unit) as update:
+                yield update
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -51,6 +56,69 @@ class Screen:
                 live.update(tasks[title], completed=done, total=total or None, note=note)
 
             yield update
+
+    @contextmanager
+    def lines(self, unit: str = "images") -> Iterator[Progress]:
+        """Yields a function that notes the progress; without a terminal it is printed at least every LINE_SECONDS.
+
+        A thread prints it, so that a line also appears inside a step that takes longer.
+        """
+        if self.quiet or self.console.is_terminal:
+            yield silent
+            return
+        latest, ended = PlainLine(unit), threading.Event()
+
+        def print_lines() -> None:
+            while not ended.wait(max(0.0, self.spoke_at + LINE_SECONDS - time.monotonic())):
+                if time.monotonic() - self.spoke_at >= LINE_SECONDS:
+                    self.say(latest.text())
+
+        self.spoke_at = time.monotonic()
+        thread = threading.Thread(target=print_lines, daemon=True)
+        thread.start()
+        try:
+            yield latest.update
+        finally:
+            ended.set()
+            thread.join()
+
+
+class PlainLine:
+    """The latest progress as a line: "shapes-at: 1,200 of 6,000 images, epoch 3/12, 2 min, about 8 min left"."""
+
+    def __init__(self, unit: str) -> None:
+        self.unit, self.began = unit, time.monotonic()
+        self.first: dict[str, tuple[float, int]] = {}  # when a title was first seen, and what was done by then
+        self.latest: tuple[str, int, int, str] | None = None
+
+    def update(self, title: str, done: int, total: int, note: str) -> None:
+        self.first.setdefault(title, (time.monotonic(), done))
+        self.latest = title, done, total, note
+
+    def text(self) -> str:
+        now = time.monotonic()
+        if self.latest is None:
+            return f"working, {_duration(now - self.began)} so far"
+        title, done, total, note = self.latest
+        since, before = self.first[title]
+        parts = [
+            f"{done:,} of {total:,} {self.unit}" if total else f"{done:,} {self.unit}",
+            note,
+            _duration(now - since),
+        ]
+        if total / 20 < done - before < total - before:  # the first tries of an attack say little
+            parts.append(f"about {_duration((now - since) * (total - done) / (done - before))} left")
+        return f"{title}: {', '.join(part for part in parts if part)}"
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def silent(title: str, done: int, total: int, note: str = "") -> None:

@@ -1,10 +1,12 @@
 """Bars on a terminal, plain lines elsewhere, nothing if quiet; never on stdout."""
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
+from pixelpart.runtime import progress
 from pixelpart.runtime.progress import Screen
 
 
@@ -54,3 +56,36 @@ def test_bars_end_after_an_exception(terminal):
     with pytest.raises(KeyboardInterrupt):
         stopped()
     assert terminal.console.file.getvalue().rstrip("\n").endswith("\x1b[?25h")  # the cursor is visible again
+
+
+def test_without_a_terminal_a_line_appears_at_least_every_interval_also_inside_one_long_step(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.02)
+
+    def next_lines():
+        deadline = time.monotonic() + 20
+        while not (lines := capsys.readouterr().err.splitlines()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return lines
+
+    with Screen().bars("tries") as update:
+        assert next_lines()[0] == "working, 0 s so far"  # before the first step ends
+        update("autoattack apgd-ce", 100, 2000, "80.00% correct")
+        update("autoattack apgd-ce", 300, 2000, "70.00% correct")
+        next_lines()
+        for _ in range(2):  # in the middle of a step
+            assert next_lines()[-1].startswith("autoattack apgd-ce: 300 of 2,000 tries, 70.00% correct, ")
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")  # it ends with the work
+
+
+def test_line_shows_rate_and_time_left_by_the_clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    line = progress.PlainLine("images")
+    line.update("shapes-at", 600, 6000, "epoch 2/12")
+    now[0] += 120
+    line.update("shapes-at", 1200, 6000, "epoch 3/12")
+    assert line.text() == "shapes-at: 1,200 of 6,000 images, epoch 3/12, 2 min, about 16 min left"
+    line.update("get", 70, 0, "")
+    assert line.text() == "get: 70 images, 0 s"
