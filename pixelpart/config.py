@@ -360,6 +360,11 @@ def validation_message(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
+def flag_of(field: str) -> str:
+    """The command-line flag of a field: --eps-low for eps_low, --mask.rule for mask.rule, --data for dataset."""
+    return "--" + ("data" if field == "dataset" else field.replace("_", "-"))
+
+
 def flat(config: Config) -> dict[str, Any]:
     """The JSON value of every field by its dotted name."""
     found: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,11 +26,23 @@ def choose(table: Mapping[str, T], name: str, what: str, *, listed: str = "") ->
 def unknown(what: str, name: object, choices: Iterable[str], *, listed: str = "") -> UserError:
     """The error for a name that is none of the choices; `listed`, of a long table, says where they are listed."""
     names = sorted(choices)
-    return UserError(f"unknown {what} {name!r}; {did_you_mean(name, names)}{listed or 'choose from ' + ', '.join(names)}")
+    return UserError(
+        f"unknown {what} {name!r}; {did_you_mean(name, names)}{listed or 'choose from ' + ', '.join(names)}"
+    )
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:
     """The question "did you mean ...? " with up to three similar names; empty if there are none."""
+    similar = similar_names(name, choices)
+    return f"did you mean {' or '.join(similar)}? " if similar else ""
+
+
+def similar_names(name: object, choices: Iterable[str]) -> list[str]:
     names = {choice.lower(): choice for choice in choices}
-    similar = difflib.get_close_matches(str(name).lower(), names, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(names[key] for key in similar)}? " if similar else ""
+    return [names[key] for key in difflib.get_close_matches(str(name).lower(), names, n=3, cutoff=0.6)]
+
+
+def similar_path(path: Path) -> str:
+    """The same question for a path that does not exist, with the names in its folder."""
+    there = (other.name for other in path.parent.iterdir()) if path.parent.is_dir() else ()
+    return did_you_mean(path, [str(path.parent / name) for name in similar_names(path.name, there)])

@@ -6,6 +6,7 @@ torch is imported only by what reads or writes tensors, so that importing this m
 import contextlib
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pixelpart.config import Config, config_from, differing_fields, read_config
+from pixelpart.config import Config, config_from, differing_fields, is_user_code, read_config
 from pixelpart.errors import UserError
 from pixelpart.files import atomic_write, exclusive_lock
 from pixelpart.runtime.notebook import html_table
@@ -132,14 +133,31 @@ class RunFolder:
     def check_config(self, config: Config) -> None:
         """UserError unless the folder is new, empty or holds a run with this config; the message says what differs."""
         if self.config_file.exists():
-            if differing := differing_fields(self.read_config(), config):
+            theirs = self.read_config()
+            if differing := differing_fields(theirs, config):
                 raise UserError(
-                    f"{self.path} holds a run with another config ({'; '.join(differing)}); choose another --out"
+                    f"{self.path} holds a run with another config ({'; '.join(differing)}); "
+                    + (self._command_that_goes_on(theirs, config) or "choose another --out")
                 )
         elif self.path.exists() and (
             not self.path.is_dir() or any(entry.name not in UNFINISHED for entry in self.path.iterdir())
         ):
             raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
+
+    def _command_that_goes_on(self, theirs: Config, config: Config) -> str:
+        """The command for more epochs of a finished run; empty if this config asks for something else."""
+        rows, more = self.read_metrics(), theirs.model_copy(update={"epochs": config.epochs})
+        if config != more or config.epochs < theirs.epochs or not rows or rows[-1]["epoch"] < theirs.epochs:
+            return ""
+        code = {"--model": config.model, "--data": config.dataset}
+        words = [
+            "pixelpart",
+            "train",
+            str(self.path),
+            *(word for item in code.items() if is_user_code(item[1]) for word in item),
+        ]
+        words += ["--epochs", str(config.epochs), "--init-from", f"{self.path}@{theirs.epochs}"]
+        return f"it is finished; to go on: {shlex.join([*words, '--out', f'{self.path}-{config.epochs}'])}"
 
     def write_config(self, config: Config) -> None:
         """Writes config.json unless it exists."""
@@ -218,12 +236,16 @@ class Run:
 
     def load(self, checkpoint: str = "best") -> "tuple[Classifier, Facts]":
         """The model of a checkpoint in eval mode, and the checkpoint's facts: epoch, averaged or raw weights, ..."""
-        config, path = self.config, self.folder.checkpoint(checkpoint)
+        return load_model(self.find_checkpoint(checkpoint), self.config)
+
+    def find_checkpoint(self, checkpoint: str) -> Path:
+        """The file of a checkpoint; UserError if the folder is no run or has none of that name."""
+        _, path = self.config, self.folder.checkpoint(checkpoint)
         if not path.exists():
             saved = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors")))
             hint = f"choose from {saved}" if saved else "none is saved yet"
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; {hint}")
-        return load_model(path, config)
+        return path
 
     def describe(self) -> dict[str, str]:
         """What it is and how far it is, each in a few words."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _STEP = ("model", "batch_size", "steps", "repeats")
 BENCHES = {  # the module and the settings of each
     "attack": ("components", _STEP),
-    "autoattack": ("autoattack", ("run", "images", "search", "batch_size")),
+    "autoattack": ("autoattack", ("run", "model", "checkpoint", "images", "search", "batch_size")),
     "cam": ("components", ("model", "batch_size", "repeats")),
     "scale": ("train", _STEP),
     "stream": ("train", _STEP),

@@ -19,6 +19,7 @@ def bench_autoattack(
     bench: Bench,
     *,
     run: str | Path,
+    checkpoint: str = "best",
     images: int = 1000,
     search: str = "auto",
     batch_size: int | None = None,
@@ -29,7 +30,7 @@ def bench_autoattack(
     The reference searches with torch's default settings (TF32 convolutions on a GPU), ours as `evaluate` does; for both
     IEEE fp32 decides.
     """
-    target = load_target(run, images=images, device=bench.device, root=root)
+    target = load_target(run, checkpoint=checkpoint, images=images, device=bench.device, root=root)
     pictures, n, say = target.pictures, len(target.pictures), bench.say
     say("AutoAttack, ours")
     result = evaluate(

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
             name = rest[0].partition("=")[0]
             word, options = name.lstrip("-").replace("_", "-"), self._option_string_actions
             similar = [option for option in options if word in option.lstrip("-").split(".")][:3]  # --lr: --optim.lr
-            similar = similar or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+            similar = similar or difflib.get_close_matches(name, options, n=3, cutoff=0.6)
             hint = f"did you mean {' or '.join(similar)}?" if similar and name.startswith("-") else "see --help"
             kind = "unknown option" if name.startswith("-") else "unexpected argument"
             raise UserError(f"{kind} {rest[0]!r}; {hint}")
@@ -59,30 +59,25 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 # -- groups of arguments
 
 
-def add_target(parser: Parser, *, images: str) -> None:
+def add_target(parser: Parser, *, images: str, several: bool = False) -> None:
     """What `evaluate`, `check` and `corruptions` measure, on which images and where; read by `target_settings`."""
     add = parser.add_argument
     add(
-        "model",
+        "subjects",
         metavar="MODEL",
+        nargs="+" if several else 1,
         help="run folder; .safetensors checkpoint; .pt2 archive of torch.export; or module:function that returns an "
-        "nn.Module on images in [0,1]",
+        "nn.Module on images in [0,1]" + ("; several are evaluated in turn" if several else ""),
     )
-    add(
-        "--data",
-        metavar="NAME",
-        help="test images: name of a data set, folder:PATH or module:function; required unless MODEL is a run or a "
-        "checkpoint (default: the data set of the run)",
-    )
-    add_folder_options(parser)
+    add_run_options(parser)
     add("--images", type=positive_int, metavar="N", help=f"only the first N test images (default: {images})")
     add("--out", type=Path, help="folder that stores the results and reuses them (default: the run folder; else none)")
-    add_checkpoint(parser)
     group = parser.add_argument_group("how to run it")
     group.add_argument(
         "--batch-size", type=positive_int, help="images per batch (default: 1024 on a GPU, 128 on other devices)"
     )
     add_device(group)
+    add_threads(group)
     add_data_root(group)
 
 
@@ -93,8 +88,9 @@ def add_name(parser: Parser) -> None:
 
 
 def target_settings(found: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `evaluate`, `check` and `corruptions` that `add_target` reads."""
-    use_network(found)
+    """The keyword arguments of `evaluate`, `check` and `corruptions` that `add_target` reads; sets the threads."""
+    use_threads(found)
+    use_model(found, found.subjects)
     names = ("data", "size", "skip_bad", "images", "out", "checkpoint", "batch_size", "device")
     return {name: getattr(found, name) for name in names} | {"root": found.data_root}
 
@@ -107,21 +103,44 @@ def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
     add("--seed", type=int, default=str(DEFAULT_SEED), help="seed of the random starts")
 
 
-def add_checkpoint(parser: Parser) -> None:
-    parser.add_argument("--checkpoint", default="best", help="checkpoint of a run folder: best, last or epoch-N")
+def add_run_options(parser: Parser) -> None:
+    """Which checkpoint of a run is used, its network if that is user code, and the images."""
+    add_checkpoint(parser)
     parser.add_argument(
-        "--network", metavar="NAME", help="required if the network of the run is user code: its module:function"
+        "--model",
+        metavar="NAME",
+        help="network of a run, module:function; required if it is user code (default: its own)",
     )
+    parser.add_argument(
+        "--data",
+        metavar="NAME",
+        help="test images: name of a data set, folder:PATH or module:function; required if a run's data set is user "
+        "code, and for a model without a config (default: the run's own)",
+    )
+    add_folder_options(parser)
 
 
-def use_network(found: argparse.Namespace) -> None:
-    """Allows the user code that --network names; only the command line may do so, never a config file."""
-    if found.network is not None:
-        from pixelpart import models
-        from pixelpart.runtime.usercode import parse_name
+def add_checkpoint(parser: Any) -> None:
+    parser.add_argument("--checkpoint", default="best", help="checkpoint of a run folder: best, last or epoch-N")
 
-        parse_name(found.network)  # UserError unless it is module:function
-        models.use(found.network)
+
+def use_model(found: argparse.Namespace, subjects: Sequence[str | Path]) -> None:
+    """Allows the user code that --model names, which has to be the network of one of the runs.
+
+    Only the command line may do so, never a config file. Several subjects are looked up before any work.
+    """
+    if found.model is None and len(subjects) == 1:
+        return
+    from pixelpart import models
+    from pixelpart.evaluation.target import find_config
+
+    configs = [find_config(subject, checkpoint=found.checkpoint) for subject in subjects]
+    if found.model is not None:
+        if found.model not in (theirs := [config.model for config in configs if config]):
+            raise UserError(
+                f"--model {found.model}: {subjects[0]} has {theirs[0] if theirs else 'a network of its own'}"
+            )
+        models.use(found.model)
 
 
 def add_folder_options(parser: Parser) -> None:
@@ -132,6 +151,19 @@ def add_folder_options(parser: Parser) -> None:
     parser.add_argument(
         "--skip-bad", action="store_true", help="folder:PATH and tinyimagenet: leave out files that cannot be read"
     )
+
+
+def add_threads(parser: Any, *, runs: str = "") -> None:
+    """--threads; `runs`, of a command that starts several runs, is its default for each of them."""
+    about = f"CPU threads of each run (default: {runs})" if runs else "CPU threads (default: one per core)"
+    parser.add_argument("--threads", type=positive_int, metavar="N", help=about)
+
+
+def use_threads(found: argparse.Namespace) -> None:
+    if found.threads is not None:
+        import torch
+
+        torch.set_num_threads(found.threads)
 
 
 def add_device(parser: Any) -> None:
@@ -148,6 +180,13 @@ def add_output(parser: Parser, *, json: str) -> None:
     """--json and --quiet; the text says what --json prints."""
     parser.add_argument("--json", action="store_true", help=json)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines of aligned columns."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def print_result(result: Any, *, as_json: bool) -> None:

@@ -3,18 +3,31 @@
 from typing import Any
 
 from pixelpart import bench as benches
-from pixelpart.cli.arguments import Parser, add_data_root, add_device, add_output, positive_int, print_result
-from pixelpart.errors import UserError
+from pixelpart.cli.arguments import (
+    Parser,
+    add_data_root,
+    add_device,
+    add_output,
+    add_threads,
+    positive_int,
+    print_result,
+    use_model,
+    use_threads,
+)
+from pixelpart.errors import UserError, choose
 from pixelpart.runtime.progress import Screen
+
+NAMES = ("run", "model", "checkpoint", "batch_size", "steps", "methods", "precision", "images", "search", "repeats")
 
 
 def bench(args: list[str]) -> None:
-    """Measures speed next to the usual way: bench train | attack | cam | scale | stream | autoattack RUN."""
+    """Measures speed next to the usual implementation."""
     parser = Parser("bench", bench.__doc__)
     add = parser.add_argument
-    add("what", choices=benches.BENCHES)
+    add("what", metavar="WHAT", help=f"one of {', '.join(benches.BENCHES)}")
     add("run", nargs="?", metavar="RUN", help="autoattack: run folder of the model to attack")
-    add("--model", help="network, or module:function (default: resnet18)")
+    add("--model", help="network, or module:function (default: resnet18; autoattack: that of the run)")
+    add("--checkpoint", help="autoattack: checkpoint of the run: best, last or epoch-N (default: best)")
     add("--batch-size", type=positive_int, help="images per batch (default: 128; autoattack: 1024 on a GPU)")
     add("--steps", type=positive_int, help="train, attack, scale, stream: PGD steps (default: 10)")
     add("--methods", help=f"train: comma-separated (default: {','.join(benches.METHODS)})")
@@ -23,25 +36,32 @@ def bench(args: list[str]) -> None:
     add("--search", help="autoattack: precision of our search (default: bf16 on a GPU, else fp32)")
     add("--repeats", type=positive_int, help=f"report medians of N (default: {benches.REPEATS})", metavar="N")
     add_device(parser)
+    add_threads(parser)
     add_data_root(parser)
     add_output(parser, json="print rows, machine and settings as JSON")
     found = parser.parse_all(args)
+    takes = choose(benches.BENCHES, found.what, "bench")[1]
     settings: dict[str, Any] = {"device": found.device}
-    for name in ("run", "model", "batch_size", "steps", "methods", "precision", "images", "search", "repeats"):
+    for name in NAMES:
         value = getattr(found, name)
         if value is None:
             continue
-        if name not in benches.BENCHES[found.what][1]:
+        if name not in takes:
             option = "a run folder" if name == "run" else f"--{name.replace('_', '-')}"
             raise UserError(f"bench {found.what} does not take {option}")
         settings[name] = benches.parse_methods(value) if name == "methods" else value
     if found.what == "autoattack":
         if found.run is None:
             raise UserError("bench autoattack needs a run folder: bench autoattack RUN")
-        settings["root"] = found.data_root
-    if found.model:
+        settings["root"], found.checkpoint = found.data_root, found.checkpoint or "best"
+        use_model(found, [found.run])
+        settings.pop("model", None)
+    elif found.model:
         from pixelpart import models
 
         models.use(found.model)
-    report = benches.run(found.what, say=Screen(quiet=found.quiet).say, **settings)
+    use_threads(found)
+    screen = Screen(quiet=found.quiet)
+    with screen.lines():
+        report = benches.run(found.what, say=screen.say, **settings)
     print_result(report, as_json=found.json)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pixelpart.cli.arguments import Parser, add_output, positive_int, positive_ints, print_result
+from pixelpart.cli.arguments import Parser, add_checkpoint, add_output, positive_int, positive_ints, print_result
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
 
@@ -17,7 +17,7 @@ def compare(args: list[str]) -> None:
         "--attacks",
         help="comma-separated; also corruptions, such as fog-3 (default: all attacks that every run was evaluated on)",
     )
-    parser.add_argument("--checkpoint", default="best", help="best, last or epoch-N")
+    add_checkpoint(parser)
     parser.add_argument("--split", default="test", help="results on test or held-out images")
     parser.add_argument(
         "--calibrate",

@@ -3,19 +3,21 @@
 import json
 
 from pixelpart.cli.arguments import Parser, add_data_root, add_folder_options
-from pixelpart.errors import UserError
+from pixelpart.errors import UserError, unknown
 from pixelpart.runtime.progress import Screen
 
 
 def data(args: list[str]) -> None:
     """Downloads, lists and verifies data sets: data get NAME | data list | data verify NAME."""
     parser = Parser("data", data.__doc__)
-    parser.add_argument("what", choices=("get", "list", "verify"))
-    parser.add_argument("name", nargs="?", help="get, verify: data set, folder:PATH or module:function")
+    parser.add_argument("what", metavar="get|list|verify")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="get, verify: data set, folder:PATH or module:function")
     add_folder_options(parser)
     add_data_root(parser)
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     found = parser.parse_all(args)
+    if found.what not in (verbs := ("get", "list", "verify")):
+        raise unknown("data command", found.what, verbs)
     if (found.name is None) != (found.what == "list"):
         raise UserError("write `data list`, `data get NAME` or `data verify NAME`")
     from dataclasses import asdict

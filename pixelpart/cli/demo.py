@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_device
+from pixelpart.cli.arguments import Parser, add_device, add_threads, use_threads
 from pixelpart.runtime.progress import Screen
 
 
@@ -12,11 +12,13 @@ def demo(args: list[str]) -> None:
     parser.add_argument("--out", type=Path, default="demo", help="folder for both runs and report.html")
     parser.add_argument("--seed", type=int, default="0", help="seed of both runs")
     add_device(parser)
+    add_threads(parser)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     found = parser.parse_all(args)
     from pixelpart.experiments.demo import run_demo
     from pixelpart.report import write_report
 
+    use_threads(found)
     runs = run_demo(found.out, seed=found.seed, device=found.device, screen=Screen(quiet=found.quiet))
     title = "pixelpart demo: AT and PART on shapes"
     print(write_report([run.dir for run in runs], found.out / "report.html", title=title))

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from typing import Any
 
 from pixelpart.cli.arguments import (
     NOT_STORED,
@@ -19,17 +20,15 @@ from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Screen
 
 ATTACKS = (
-    "comma-separated. natural: images as they are. pgd20, mma20: an attack and its steps; pgd20x5: with 5 restarts. "
-    "adaptive-pgd20, adaptive-mma20, adaptive-in20: attacks that know how PART trains. autoattack, autoattack-plus; "
-    "their parts apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square; apgd: apgd-ce, then apgd-t; mm3. apgd-l2, apgd-l1: in "
-    "other norms. NAME@EPS: an attack with its own eps, such as pgd20@16/255 or apgd-l1@12"
+    "comma-separated: natural (the images as they are), pgd20 (an attack and its steps), pgd20x5 (with 5 restarts), "
+    "autoattack, ...; pgd20@16/255 has its own eps. docs/reference.md lists all, and so does an unknown name"
 )
 
 
 def evaluate(args: list[str]) -> int:
-    """Measures a model's accuracy on test or held-out images, clean and under attack."""
+    """Measures the accuracy of models on test or held-out images, clean and under attack."""
     parser = Parser("evaluate", evaluate.__doc__)
-    add_target(parser, images="all")
+    add_target(parser, images="all", several=True)
     add_name(parser)
     parser.add_argument(
         "--split",
@@ -54,8 +53,10 @@ def evaluate(args: list[str]) -> int:
         default="1",
         help="processes that share the images, each with its own GPU if possible",
     )
-    add_output(parser, json="print the entries of eval.json")
+    add_output(parser, json="print a list of entries of eval.json, each with its model")
     found = parser.parse_all(args)
+    if found.name is not None and len(found.subjects) > 1:
+        raise UserError(f"--name {found.name} names one model, not {len(found.subjects)}")
     if found.workers == 1:
         evaluate_in_process(found)
         return 0
@@ -71,20 +72,26 @@ def evaluate(args: list[str]) -> int:
 
 
 def evaluate_in_process(found: argparse.Namespace) -> None:
-    """Evaluates in this process, which may be one of several workers; the first prints the result."""
+    """Evaluates in this process, which may be one of several workers; the first prints the results."""
     from pixelpart.evaluation.evaluate import evaluate as run_evaluation
     from pixelpart.runtime.world import joined, local_device
 
     settings = target_settings(found)
-    with joined() as world, (screen := Screen(quiet=found.quiet or not world.leads)).bars("tries") as move:
+    entries: list[dict[str, Any]] = []
+    with joined() as world:
+        screen = Screen(quiet=found.quiet or not world.leads)
         settings["device"] = found.device or local_device()
-        result = run_evaluation(
-            found.model, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
-            seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say, progress=move,
-            world=world, **settings,
-        )  # fmt: skip
-    if not world.leads:
-        return
-    print(json.dumps(result.entries, indent=2) if found.json else result)
-    if any(entry["flags"] is None for entry in result.entries):
+        for subject in found.subjects:
+            with screen.bars("tries") as move:
+                result = run_evaluation(
+                    subject, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
+                    seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say,
+                    progress=move, world=world, **settings,
+                )  # fmt: skip
+            entries += [{"model": subject} | entry for entry in result.entries]
+            if world.leads and not found.json:
+                print(f"{subject}:\n{result}" if len(found.subjects) > 1 else result, flush=True)
+    if world.leads and found.json:
+        print(json.dumps(entries, indent=2))
+    if any(entry["flags"] is None for entry in entries):
         screen.say(NOT_STORED)

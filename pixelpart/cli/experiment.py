@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_device, positive_int
+from pixelpart.cli.arguments import Parser, add_device, add_threads, positive_int, text_table
 from pixelpart.errors import choose
 from pixelpart.experiments import EXPERIMENTS
 from pixelpart.runtime.progress import Screen
@@ -25,7 +25,7 @@ def experiment(args: list[str]) -> int:
     add("--out", type=Path, help="folder for runs, tables and figures (default: experiments/SCALE)")
     add("--from", dest="source", type=Path, metavar="DIR", help="use the finished runs below DIR; train nothing")
     add("--workers", type=positive_int, default="1", metavar="N", help="runs at a time")
-    add("--threads", type=positive_int, default="1", metavar="N", help="CPU threads of a run")
+    add_threads(parser, runs="1")
     add("--on", default="local", help="local, or slurm: submit the runs and return")
     add_device(parser)
     add("--json", action="store_true", help="print result.json instead of the table")
@@ -40,7 +40,7 @@ def experiment(args: list[str]) -> int:
     screen = Screen(quiet=found.quiet)
     outcome = run_experiment(
         found.name, out=found.out or Path("experiments") / found.scale, scale=found.scale, data=found.data,
-        seeds=found.seeds, source=found.source, workers=found.workers, threads=found.threads, device=found.device,
+        seeds=found.seeds, source=found.source, workers=found.workers, threads=found.threads or 1, device=found.device,
         on=found.on, screen=screen,
     )  # fmt: skip
     print(json.dumps(outcome.results.as_json(), indent=2) if found.json else outcome.text)
@@ -56,7 +56,5 @@ def listing() -> str:
     """Name, number in the paper, title and time of each experiment."""
     head = ["name", "in the paper", "what", "--scale demo", "--scale paper"]
     rows = [[name, one.number, one.title, one.demo, one.paper] for name, one in EXPERIMENTS.items()]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in (head, *rows)]
     about = "demo: shapes, four epochs, two CPU cores; paper: the paper's recipes, three seeds, one H200"
-    return "\n".join([*(line.rstrip() for line in lines), "", about])
+    return f"{text_table(head, rows)}\n\n{about}"

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pixelpart.cli.arguments import Parser
-from pixelpart.config import Config, config_from
+from pixelpart.config import Config, config_from, flag_of
 
 
 def add_config_flags(parser: Parser, config: Config) -> None:
@@ -19,7 +19,7 @@ def add_config_flags(parser: Parser, config: Config) -> None:
         shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(value, bool) else {}  # --normalize
         parser.add_argument(
-            "--" + ".".join(path).replace("_", "-"),
+            flag_of(".".join(path)),
             dest="config." + ".".join(path),
             metavar=path[-1].upper(),
             default=argparse.SUPPRESS,

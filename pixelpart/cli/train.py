@@ -1,54 +1,92 @@
 """`pixelpart train`."""
 
-import argparse
+import re
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_data_root, add_device
+from pixelpart.cli.arguments import Parser, add_data_root, add_device, add_threads, text_table, use_threads
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
-from pixelpart.config import read_config
-from pixelpart.errors import choose
-from pixelpart.recipes import RECIPES
+from pixelpart.config import Config, read_config
+from pixelpart.errors import UserError, choose, similar_path
+from pixelpart.recipes import METHODS, RECIPES
+from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
 
-USAGE = f"""usage: pixelpart train RECIPE|FILE [options]
+USAGE = """usage: pixelpart train RECIPE|FILE|RUN [options]
 
-recipes: {", ".join(RECIPES)}; or the path of a .toml or .json config
+RECIPE  one of the recipes below
+FILE    .toml or .json config, such as --print-config prints
+RUN     run folder: resumes the run, with its own config
 
+{recipes}
+
+METHOD is one of {methods}.
 `pixelpart train RECIPE --help` lists every option."""
 
 
 def train(args: list[str]) -> None:
-    """Trains a recipe or a config file into a run folder, or resumes the run in it."""
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
+    """Trains a recipe or a config file in a run folder, or resumes a run."""
+    if not args or args[0] in ("-h", "--help", "--list"):
+        print(usage())
         return
     name, *rest = args
-    config = read_config(Path(name)) if name.endswith((".toml", ".json")) else choose(RECIPES, name, "recipe")()
+    start, run = read_start(name)
     parser = Parser(f"train {name}", train.__doc__)
     parser.usage = "%(prog)s [options]"
     group = parser.add_argument_group("how to run it")
-    group.add_argument("--out", type=Path, help="run folder (default: runs/RECIPE-SEED)")
-    group.add_argument("--print-config", action="store_true", help="print the config as TOML and exit")
-    group.add_argument(
-        "--data", dest="config.dataset", default=argparse.SUPPRESS, metavar="NAME", help="same as --dataset"
-    )
+    group.add_argument("--out", type=Path, help=f"run folder (default: {run or 'runs/RECIPE-SEED'})")
+    group.add_argument("--print-config", action="store_true", help="check the config, print it as TOML and exit")
     add_device(group)
+    add_threads(group)
     add_data_root(group)
     group.add_argument("--plain", action="store_true", help="on a GPU: do not compile and capture the step")
     group.add_argument("--quiet", action="store_true", help="show no progress")
-    add_config_flags(parser, config)
+    add_config_flags(parser, start)
     found = parser.parse_all(rest)
-    config = apply_config_flags(config, found)
-    if found.print_config:
-        print(config.to_toml(), end="")
-        return
+    config = apply_config_flags(start, found)
+    out = found.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
     from pixelpart import data, models
+    from pixelpart.engine.plan import build_plan
     from pixelpart.engine.train import train as run_training
+    from pixelpart.engine.training_data import with_data_fields
 
     if hasattr(found, "config.dataset"):  # user code is accepted from the command line only, never from a config file
         data.use(config.dataset)
     if hasattr(found, "config.model"):
         models.use(config.model)
-    out = found.out or Path("runs") / f"{config.recipe}-{config.seed}"
+    if found.print_config:
+        build_plan(with_data_fields(config))
+        print(config.to_toml(), end="")
+        return
+    use_threads(found)
     screen = Screen(quiet=found.quiet)
     run_training(config, out, device=found.device, data_root=found.data_root, fast=not found.plain, screen=screen)
+
+
+def read_start(name: str) -> tuple[Config, Path | None]:
+    """The config of a recipe, a file or a run, before flags; and the folder of the run."""
+    path = Path(name)
+    if name.startswith("-"):
+        raise UserError(f"{name}: name a recipe first: pixelpart train RECIPE {name} ...; `pixelpart train` lists them")
+    if name in RECIPES:
+        return RECIPES[name](), None
+    if path.suffix in (".toml", ".json"):
+        return read_config(path), None
+    if path.is_dir():
+        return RunFolder(path).read_config(), path
+    if path.name != name:
+        raise UserError(f"no run folder {name}; {similar_path(path)}`pixelpart train` lists the recipes")
+    return choose(RECIPES, name, "recipe", listed="`pixelpart train` lists all")(), None
+
+
+def usage() -> str:
+    """How to call it, and a row for each data set and variant of the recipes."""
+    rows, (first, *_) = [], METHODS
+    for name, recipe in RECIPES.items():
+        if re.search(rf"-{first}(?=-|$)", name):
+            config, about = recipe(), (getattr(recipe, "func", recipe).__doc__ or "").split("\n")[0]
+            pattern = re.sub(rf"-{first}(?=-|$)", "-METHOD", name)
+            rows.append([pattern, config.model, str(config.epochs), re.split(r"[:;.] ?", about)[0]])
+    methods = ", ".join(
+        name if name == objective else f"{name} ({objective} with a mask)" for name, objective in METHODS.items()
+    )
+    return USAGE.format(recipes=text_table(["recipe", "model", "epochs", "what it is"], rows), methods=methods)

@@ -107,7 +107,9 @@ class RunCheckpoints:
             raise UserError(f"init_from {self.config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
         source = RunFolder(run)
         kept = sorted(source.path.glob("checkpoints/epoch-*.safetensors"))
-        path = source.checkpoint(f"epoch-{epoch}")
+        path, last = source.checkpoint(f"epoch-{epoch}"), source.checkpoint("last")
+        if not path.exists() and last.exists() and read_facts(last)["position"]["step"] == int(epoch) * steps:
+            path = last
         if not path.exists():
             there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
             raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {there} (see --keep)")

@@ -13,7 +13,7 @@ from torch import Tensor
 from pixelpart import data as sets
 from pixelpart import draws, masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig
+from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, split_data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
@@ -38,11 +38,14 @@ def explain(
     objects: int = 512,
     batch_size: int = 128,
     device: torch.device | str | None = None,
+    data: str | None = None,
+    size: int = 0,
+    skip_bad: bool = False,
     root: str | Path | None = None,
 ) -> Path:
     """The path of the explain.json written, next to explain.safetensors, for n test images spread over the classes.
 
-    By default n is 12, or all images if there are fewer.
+    By default n is 12, or all images if there are fewer. `data`, `size` and `skip_bad` are as in `evaluate`.
 
     Heat and budget are those of the run's mask settings (eps everywhere without a mask). The adversarial image is the
     result of PGD with `steps` steps and the eps of the run's config at every pixel: the one of the first restart of
@@ -51,8 +54,9 @@ def explain(
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
-    target = load_target(run, checkpoint=checkpoint, device=device, root=root)
-    dataset = sets.of_config(config)
+    target = load_target(run, checkpoint=checkpoint, data=data, size=size, skip_bad=skip_bad, device=device, root=root)
+    name, size, skip_bad = split_data_label(target.tags["dataset"])
+    dataset = sets.find(name, size=size, skip_bad=skip_bad)
     n = min(DEFAULT_IMAGES, len(target.pictures)) if n is None else n
     if not 1 <= n <= len(target.pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(target.pictures)}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pixelpart import data as sets
 from pixelpart.config import Config, data_label
-from pixelpart.errors import UserError, choose
+from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import ImageSet
@@ -121,6 +121,16 @@ def load_target(
     return Target(model, ImageSet(x, y, place), tags | dataset_tags, folder, identity, warnings, config)
 
 
+def find_config(subject: Any, *, checkpoint: str = "best") -> Config | None:
+    """The config of a run or a checkpoint file; None for other models. UserError if there is no such model."""
+    kind = _kind(subject)
+    if kind == "run":
+        run = subject if isinstance(subject, Run) else Run(Path(subject))
+        run.find_checkpoint(checkpoint)
+        return run.config
+    return config_of(Path(subject)) if kind == "checkpoint" else None
+
+
 def make_model(name: str, *, device: torch.device) -> nn.Module:
     """The nn.Module that the function returns; it is called with `device` if it has such a parameter, else without."""
     maker = usercode.load_function(name)
@@ -180,7 +190,7 @@ def _kind(subject: Any) -> Kind:
     if path.suffix in FILES:
         return FILES[path.suffix]
     if not path.exists():
-        raise UserError(f"{path} is not a run folder: it does not exist; give {CHOICES}")
+        raise UserError(f"{path} is not a run folder: it does not exist; {similar_path(path)}give {CHOICES}")
     if path.suffix in PICKLES:
         raise UserError(
             f"{path} is a pickle, which can run any code when loaded; load it in a function of yours and give "

@@ -68,8 +68,8 @@ def build(
     if is_user_code(name):
         if name not in USER_MODELS:
             raise UserError(
-                f"model {name!r} is user code and is never loaded from a config; pass --model {name} to train, "
-                f"--network {name} to other commands, or call pp.models.use({name!r})"
+                f"model {name!r} is user code and is never loaded from a config; pass --model {name} or call "
+                f"pp.models.use({name!r})"
             )
         model = user_model.make(name, num_classes, size, generator)
         if any(mean) or any(value != 1 for value in std):  # else its own scaling remains

@@ -11,6 +11,7 @@ from pixelpart.config import (
     DEFAULT_SEED,
     DEFAULT_STEP_SIZE,
     Config,
+    flag_of,
     flat,
     split_data_label,
     write_fraction,
@@ -74,10 +75,9 @@ def shorten(path: Path) -> str:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    flag = name.replace("_", "-")
     if isinstance(value, bool):
-        return [f"--{flag}", str(value).lower()]
-    return [f"--{flag}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        return [flag_of(name), str(value).lower()]
+    return [flag_of(name), ",".join(map(str, value)) if isinstance(value, list) else str(value)]
 
 
 def _join(words: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from command_line import files, mistake
 from pixelpart.cli.main import main
 from pixelpart.evaluation.checks import behaviours
 
@@ -32,6 +33,23 @@ def test_evaluate_json_is_the_list_of_entries(copied, capsys):
     assert (pgd["attack"], pgd["eps"], pgd["seed"], pgd["checkpoint"]) == ("pgd2x2", 4 / 255, 5, "last")
     assert pgd["settings"] == {"steps": 2, "step_size": 3 / 255, "restarts": 2}
     assert pgd["interval"][0] <= pgd["accuracy"] <= pgd["interval"][1]
+
+
+def test_several_models_are_evaluated_in_turn_after_all_were_looked_up(copied, capsys):
+    file, flags = str(copied / "checkpoints" / "best.safetensors"), ["--attacks", "natural", *EVALUATE]
+    before = files(copied)
+    mistake(capsys, ["evaluate", copied, copied.parent / "copyed", *flags], f"did you mean {copied}?")
+    mistake(capsys, ["evaluate", copied, file, *flags, "--name", "x"], "--name x names one model, not 2")
+    assert files(copied) == before
+    assert main(["evaluate", str(copied), file, *flags, "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [entry["model"] for entry in entries] == [str(copied), file]
+    assert entries[0]["fingerprint"] == entries[1]["fingerprint"]
+    assert main(["evaluate", str(copied), file, *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[2]) == (f"{copied}:", f"{file}:")
+    assert lines[1].startswith("natural ")
+    assert lines[3].startswith("natural ")
 
 
 def test_checkpoint_outside_its_folder_gives_the_flags_of_its_run(copied, tmp_path, capsys):

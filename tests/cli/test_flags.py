@@ -5,7 +5,7 @@ import pytest
 from pixelpart import recipes
 from pixelpart.cli.arguments import Parser
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
-from pixelpart.config import flat
+from pixelpart.config import flag_of, flat
 from pixelpart.errors import UserError
 
 
@@ -33,6 +33,7 @@ def part():
         (["--optim.weight-decay", "5e-4"], "optim.weight_decay", 5e-4),
         (["--optim.decay-at", "60,70"], "optim.decay_at", [60, 70]),
         (["--optim.decay-at", ""], "optim.decay_at", []),
+        (["--data", "svhn"], "dataset", "svhn"),
         (["--init-from", "runs/a@20"], "init_from", "runs/a@20"),
     ],
 )
@@ -44,7 +45,7 @@ def test_every_field_has_a_flag_with_help(part):
     parser = Parser("test", None)
     add_config_flags(parser, part)
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    fields = {f"--{name}".replace("_", "-") for name in flat(part)}
+    fields = {flag_of(name) for name in flat(part)}
     assert fields - {"--schema-version", "--recipe"} == flags - {"-h", "--help"}
     assert all(len(action.help) > 10 for action in parser._actions)
     assert "100%%" not in parser.format_help()

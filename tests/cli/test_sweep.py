@@ -56,7 +56,7 @@ def test_failed_arm_is_exit_code_1(grid, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "1 done, 1 failed"
     assert main([*args, "--status"]) == 0
     out = capsys.readouterr().out
-    assert "unknown mask.rule 'nonsense'; choose from" in out
+    assert "unknown mask.rule 'nonsense'; did you mean none? choose from" in out
 
 
 def test_mistakes_are_one_line(grid, tmp_path, capsys, monkeypatch):

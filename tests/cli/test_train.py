@@ -1,15 +1,45 @@
 """`pixelpart train`: a complete run, a config file, and Ctrl-C."""
 
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 
+import pytest
+import torch
+
 from command_line import SOME, TINY, files, mistake
-from pixelpart import recipes
+from pixelpart import data, models, recipes
 from pixelpart.cli.main import main
 from pixelpart.config import Config, read_config
 from pixelpart.runs import Run, RunFolder, read_facts
+
+OWN = """
+import pixelpart as pp
+
+def small(num_classes):
+    return pp.models.build("tiny-cnn", num_classes=num_classes)
+
+def load(split):
+    images, labels = pp.data.load("shapes", split=split)
+    return images.numpy(), labels.numpy()
+"""
+
+
+def forget_user_code():
+    models.USER_MODELS.clear()
+    data.USER_SETS.clear()
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cli_nets.py").write_text(OWN)
+    yield
+    forget_user_code()
+    sys.modules.pop("cli_nets", None)
 
 
 def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys, monkeypatch):
@@ -25,15 +55,96 @@ def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys,
 
 def test_finished_run_is_reported_and_left_unchanged(copied, capsys):
     before = files(copied / "checkpoints")
-    assert main(["train", str(copied / "config.json"), "--out", str(copied), "--device", "cpu"]) == 0
-    assert "is finished: 2 epochs" in capsys.readouterr().err
-    assert files(copied / "checkpoints") == before
+    for command in ([copied / "config.json", "--out", copied], [copied]):
+        assert main(["train", *map(str, command), "--device", "cpu"]) == 0
+        assert "is finished: 2 epochs" in capsys.readouterr().err
+        assert files(copied / "checkpoints") == before
+
+
+def test_command_for_more_epochs_of_a_finished_run_goes_on_from_its_end(copied, capsys):
+    err = mistake(capsys, ["train", copied, "--epochs", "3", "--device", "cpu"], "(epochs: 2 != 3); it is finished")
+    command = shlex.split(err.strip().partition("to go on: ")[2])
+    assert command[:2] == ["pixelpart", "train"]
+    assert main([*command[1:], "--device", "cpu"]) == 0
+    assert f"forked from {copied}@2, at step 6" in capsys.readouterr().err
+    more = Run(f"{copied}-3")
+    assert [row["epoch"] for row in more.metrics] == [3]
+    assert more.config == Run(copied).config.model_copy(update={"epochs": 3, "init_from": f"{copied}@2"})
+
+
+def test_flags_that_would_change_a_run_are_refused_and_name_the_field(copied, capsys):
+    before = files(copied)
+    mistake(
+        capsys, ["train", copied, "--seed", "1", "--mask.rule", "soft"], "(seed: 0 != 1; mask.rule: 'mean' != 'soft')"
+    )
+    mistake(capsys, ["train", copied, "--epochs", "1", "--burn-in.epochs", "0"], "choose another --out")
+    assert files(copied) == before
+    assert main(["train", str(copied), "--seed", "0", "--device", "cpu"]) == 0  # the same value changes nothing
+
+
+def test_run_with_user_code_is_resumed_only_if_the_flags_name_it(own_code, capsys):
+    flags = ["--model", "cli_nets:small", "--data", "cli_nets:load"]
+    command = ["train", "shapes-at", *TINY, *flags, "--epochs", "2", "--out", "run"]
+    assert main(command) == 0
+    RunFolder("run").checkpoint("last").unlink()  # not finished
+    forget_user_code()
+    mistake(capsys, ["train", "run", *flags[:2]], "data set 'cli_nets:load' is user code")
+    forget_user_code()
+    mistake(capsys, ["train", "run", *flags[2:]], "pass --model cli_nets:small or call pp.models.use")
+    forget_user_code()
+    assert main(["train", "run", *flags, "--device", "cpu"]) == 0
+    assert "epochs of 3 steps on cpu" in capsys.readouterr().err
+    forget_user_code()
+    for more in (["evaluate", "run", "--attacks", "natural", *flags], ["explain", "run", *flags]):
+        assert main([*more, "--device", "cpu"]) == 0
+    mistake(capsys, ["evaluate", "run", "--model", "resnet18"], "--model resnet18: run has cli_nets:small")
+    err = mistake(
+        capsys, ["train", "run", *flags, "--epochs", "3"], "--model cli_nets:small --data cli_nets:load --epochs 3"
+    )
+    assert main([*shlex.split(err.partition("to go on: ")[2])[1:], "--device", "cpu"]) == 0
+
+
+def test_print_config_refuses_what_train_refuses_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for flags, message in {
+        "--mask.rule medain": "unknown mask.rule 'medain'",
+        "--mask.layer layer9": "unknown layer 'layer9'",
+        "--attack.name pdg": "unknown attack 'pdg'; did you mean pgd?",
+        "--model resnet81": "unknown model 'resnet81'; did you mean resnet18",
+        "--data mnist": "unknown data set 'mnist'",
+        "--data folder:nowhere --size 32": "nowhere",
+        "--size 64": "--size is for folder:PATH",
+        "--num-classes 5": "num_classes and classes are for data sets of your own",
+        "--optim.schedule linear": "unknown schedule 'linear'",
+    }.items():
+        mistake(capsys, ["train", "shapes-part", *flags.split(), "--print-config"], message)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_are_those_of_torch_in_every_command(copied, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    assert main(["train", str(copied), "--threads", "3", "--device", "cpu"]) == 0
+    assert main(["evaluate", str(copied), "--attacks", "natural", "--threads", "2", "--device", "cpu"]) == 0
+    assert main(["explain", str(copied), "--threads", "1", "--device", "cpu"]) == 0
+    assert asked == [3, 2, 1]
+
+
+def test_recipes_are_a_table(capsys):
+    for args in ([], ["--list"], ["--help"]):
+        assert main(["train", *args]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows = [line.split()[0] for line in lines if line.split() and "METHOD" in line.split()[0]]
+        names = {row.replace("METHOD", method) for row in rows for method in recipes.METHODS}
+        assert names - set(recipes.METHODS) == set(recipes.RECIPES)
 
 
 def test_printed_config_is_the_same_run(capsys, tmp_path):
     flags = ["--eps-low", "6/255", "--mask.rule", "zscore", "--optim.decay-at", "3,5", "--normalize", "true"]
     changes = {"eps_low": "6/255", "mask": {"rule": "zscore"}, "optim": {"decay_at": [3, 5]}, "normalize": True}
     for name, recipe in recipes.RECIPES.items():
+        if name.startswith("tinyimagenet-") or not re.search("-(at|part-t)(-|$)", name):
+            continue  # each data set and variant, with and without a mask; the networks are built
         assert main(["train", name, *flags, "--print-config"]) == 0
         text = capsys.readouterr().out
         (tmp_path / "my.toml").write_text(text)

@@ -105,7 +105,10 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
     ("change", "message"),
     [
         ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
-        ({"model": "resnet50"}, "unknown model 'resnet50'; did you mean resnet18. choose from deit-small, preactresnet18, resnet18, "),
+        (
+            {"model": "resnet50"},
+            "unknown model 'resnet50'; did you mean resnet18. choose from deit-small, preactresnet18, resnet18, ",
+        ),
         ({"augment": "mixup"}, "unknown augmentation 'mixup'; choose from crop-flip, .*idbh, none"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; choose from .*fp32"),
         ({"attack": {"name": "fgsm"}}, "unknown attack 'fgsm'; choose from mma, pgd"),
@@ -113,9 +116,15 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
         ({"burn_in": {"objective": "awp"}}, "unknown objective 'awp'; choose from at, mart, trades"),
         ({"optim": {"schedule": "linear"}}, "unknown schedule 'linear'; choose from constant, cosine, cyclic, step"),
         ({"optim": {"name": "lion"}}, "unknown optimizer 'lion'; choose from adamw, sgd"),
-        ({"mask": {"rule": "median"}}, "unknown mask.rule 'median'; did you mean mean. choose from mean, none, official, power, quantile"),
+        (
+            {"mask": {"rule": "median"}},
+            "unknown mask.rule 'median'; did you mean mean. choose from mean, none, official, power, quantile",
+        ),
         ({"mask": {"rule": "quantile:2"}}, "'2' is not a quantile"),
-        ({"mask": {"source": "grad"}}, "unknown mask.source 'grad'; did you mean gradcam or .* choose from blobs, centre, "),
+        (
+            {"mask": {"source": "grad"}},
+            "unknown mask.source 'grad'; did you mean gradcam or .* choose from blobs, centre, ",
+        ),
         ({"mask": {"control": "random"}}, "unknown mask.control 'random'; choose from blobs, flat, inverted, none"),
         ({"mask": {"source": "margin"}}, "mask.source 'margin' is one number per image; it takes mask.rule rank"),
         ({"mask": {"target": "best"}}, "unknown mask.target 'best'; choose from label, predicted"),

@@ -211,7 +211,10 @@ Mistake = Callable[[nn.Module, Tensor], object]
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda m, x: masks.cam(m, x, method="grad"), "unknown cam 'grad'; did you mean gradcam or xgradcam. choose from gradcam, "),
+        (
+            lambda m, x: masks.cam(m, x, method="grad"),
+            "unknown cam 'grad'; did you mean gradcam or xgradcam. choose from gradcam, ",
+        ),
         (lambda m, x: masks.cam(m, x, method="grad", layer="layer1"), "unknown cam 'grad'"),
         (lambda m, x: masks.cam(m, x, layer="layer7"), "unknown layer 'layer7'; choose from act, fc, features, layer1"),
         (lambda m, x: masks.cam(m, x, layer="fc"), r"layer 'fc' gives \(4, 4\); a map needs"),

@@ -165,7 +165,10 @@ def test_rules_never_wait_for_the_device(rule: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("means", "unknown rule 'means'; did you mean mean. choose from mean, official, power, quantile, rank, soft, zscore"),
+        (
+            "means",
+            "unknown rule 'means'; did you mean mean. choose from mean, official, power, quantile, rank, soft, zscore",
+        ),
         ("mean:0.5", "rule 'mean' takes no number"),
         ("rank:3", "rule 'rank' takes no number"),
         ("power", "rule 'power' is not power:P with -10 <= P <= 10"),

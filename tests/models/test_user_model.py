@@ -134,7 +134,7 @@ def test_a_run_with_a_user_model_trains_and_opens_only_after_use(mynets, tmp_pat
     assert [row["phase"] for row in run.metrics] == ["burn-in", "mask"]
     assert isinstance(run.model.module.fc, nn.Linear)
     models.USER_MODELS.clear()
-    with pytest.raises(UserError, match="--network mynets:wrapped"):
+    with pytest.raises(UserError, match="--model mynets:wrapped"):
         Run(tmp_path / "run").model  # noqa: B018
     with pytest.raises(UserError, match="is user code"):
         train(config, tmp_path / "run")

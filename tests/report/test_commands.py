@@ -30,7 +30,7 @@ def test_train_command_reproduces_the_config(changes):
 def test_train_command_leaves_out_what_training_fills_in():
     config = RECIPES["shapes-at"](dataset="folder:a b", size=16, num_classes=2, classes=("cat", "dog, wild"))
     assert train_command(config, Path("runs/x")) == (
-        "pixelpart train shapes-at --seed 0 --dataset 'folder:a b' --size 16 --out runs/x"
+        "pixelpart train shapes-at --seed 0 --data 'folder:a b' --size 16 --out runs/x"
     )
 
 
