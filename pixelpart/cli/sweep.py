@@ -4,14 +4,14 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_device, add_output, positive_int
+from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int
 from pixelpart.runtime.progress import Screen
 
 EXAMPLE = """the form of GRID, in TOML:
   base = "shapes-part"            # a recipe, or the path of a config
   attacks = "natural,pgd20"       # also: checkpoint, images, split, threads
   [set]                           # fields that all runs share, named as by the options of `train`
-  epochs = 12
+  epochs = 12                     # model and data may also be code of your own, module:function
   [grid]                          # every combination; [zip]: lists that go together
   seed = [0, 1]
   eps_low = ["6/255", "7/255"]
@@ -30,6 +30,7 @@ def sweep(args: list[str]) -> int:
     add("--status", action="store_true", help="start nothing; print the state of every run, read from files only")
     add("--table", type=Path, metavar="FILE", help="write the table as CSV")
     add_device(parser)
+    add_threads(parser, runs="threads of GRID, or 1")
     add_output(parser, json="print the table as JSON")
     found = parser.parse_all(args)
     from pixelpart.sweeps.grid import read_grid
@@ -42,7 +43,9 @@ def sweep(args: list[str]) -> int:
     if not found.status:
         workers = found.workers or max(1, len(visible_gpus()) if found.device in (None, "cuda") else 1)
         screen = Screen(quiet=found.quiet)
-        table = run_sweep(grid, out=out, workers=workers, device=found.device, on=found.on, screen=screen)
+        table = run_sweep(
+            grid, out=out, workers=workers, threads=found.threads, device=found.device, on=found.on, screen=screen
+        )
     else:
         table = table_of(grid, out)
     if found.table:

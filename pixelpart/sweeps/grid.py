@@ -59,7 +59,11 @@ def _jobs(file: GridFile) -> list[Job]:
     for attack in attacks:
         parse_attack(attack)
     is_path = file.base.endswith((".toml", ".json"))
-    base = read_config(Path(file.base)) if is_path else choose(RECIPES, file.base, "recipe")()
+    base = (
+        read_config(Path(file.base))
+        if is_path
+        else choose(RECIPES, file.base, "recipe", listed="`pixelpart train` lists all")()
+    )
     jobs: dict[str, Job] = {}
     labels: dict[str, str] = {}
     for arm in _arms(file):
@@ -94,7 +98,7 @@ def _by_name(values: Values, part: str, prefix: str = "") -> Values:
     known = [name for name in flat(Config()) if name not in ("schema_version", "recipe")]
     found: Values = {}
     for key, value in values.items():
-        name = prefix + key.replace("-", "_")
+        name = prefix + ("dataset" if key == "data" else key.replace("-", "_"))
         if isinstance(value, dict):
             found |= _by_name(value, part, f"{name}.")
         elif name not in known:

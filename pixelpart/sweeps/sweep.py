@@ -13,6 +13,7 @@ def sweep(
     *,
     out: str | Path,
     workers: int = 1,
+    threads: int | None = None,
     device: str | None = None,
     on: str = "local",
     screen: Screen | None = None,
@@ -20,13 +21,13 @@ def sweep(
     """A row per run of the grid, in its order; a run that failed has the state `failed` and its error.
 
     The runs are kept in the folder `out`, and the same call starts only what is missing there. `workers` processes
-    share the jobs, each with a GPU of its own if possible. On "slurm" the jobs are submitted, and what is there so far
-    is returned at once.
+    share the jobs, each with a GPU of its own if possible, and compute with `threads` CPU threads, or as many as the
+    grid says. On "slurm" the jobs are submitted, and what is there so far is returned at once.
     """
     found = grid if isinstance(grid, Grid) else read_grid(Path(grid))
     run_jobs(
-        found.jobs, Path(out), workers=workers, threads=found.threads, device=device, on=on, slurm=found.slurm,
-        screen=screen,
+        found.jobs, Path(out), workers=workers, threads=threads or found.threads, device=device, on=on,
+        slurm=found.slurm, screen=screen,
     )  # fmt: skip
     return table_of(found, Path(out))
 

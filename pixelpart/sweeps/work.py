@@ -87,11 +87,13 @@ def perform(task: Task, screen: Screen | None = None) -> str:
     files = JobFiles(task.out, task.id)
     with exclusive_lock(files.lock, wait=True):
         files.error.unlink(missing_ok=True)
+        screen = screen or Screen(quiet=True)
         try:
-            run = _train(task, files, screen or Screen(quiet=True))
+            _use_code(task)
+            run = _train(task, files, screen)
             for job in task.jobs:
                 if not files.is_done(job):
-                    _evaluate(run, job, task.device)
+                    _evaluate(run, job, task.device, screen)
                     files.add_done(job)
         except KeyboardInterrupt:
             raise
@@ -102,6 +104,18 @@ def perform(task: Task, screen: Screen | None = None) -> str:
         finally:
             _free_memory()
     return ""
+
+
+def _use_code(task: Task) -> None:
+    """Allows the network and the data set of the jobs, which the caller gave, to be user code.
+
+    A burn-in has no jobs; it may be of a run that was found in the folder, but only of one with the names of a job.
+    """
+    from pixelpart import data, models
+
+    for config in {job.config for job in task.jobs} or {task.config}:
+        models.use(config.model)
+        data.use(config.dataset)
 
 
 def last_line(path: Path) -> str:
@@ -148,13 +162,14 @@ def _provide_burn_in(task: Task, screen: Screen) -> bool:
     return True
 
 
-def _evaluate(run: Run, job: Job, device: str | None) -> None:
+def _evaluate(run: Run, job: Job, device: str | None, screen: Screen) -> None:
     from pixelpart.evaluation.evaluate import evaluate
 
     if job.attacks:
         settings: dict[str, Any] = {"checkpoint": job.checkpoint, "images": job.images, "split": job.split}
         settings["step_size"] = job.step_size
-        evaluate(run, attacks=job.attacks, device=device, **settings)
+        with screen.bars("tries") as progress:
+            evaluate(run, attacks=job.attacks, device=device, progress=progress, **settings)
     for name in job.measures:
         module, _, function = name.partition(":")
         path = run.dir / "measures" / f"{module.rpartition('.')[2]}.json"

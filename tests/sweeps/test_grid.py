@@ -69,7 +69,7 @@ BASE = 'base = "shapes-part"\n'
 WRONG = {
     "base = ": "Invalid value",
     "": "base: Field required",
-    'base = "nope"': "unknown recipe 'nope'; choose from ",
+    'base = "nope"': "unknown recipe 'nope'; `pixelpart train` lists all",
     'base = "no.toml"': "cannot read config no.toml",
     BASE + "bases = 3": "bases: no such field",
     BASE + 'attacks = "pgd"': "unknown attack 'pgd'; did you mean pgd20? choose from ",

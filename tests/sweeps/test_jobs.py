@@ -88,7 +88,7 @@ def test_failed_job_stops_no_other_and_is_tried_again(job, quiet, tmp_path):
     jobs = [job(mask={"rule": "nonsense"}), job(optim={"lr": 1e30}, seed=1), job()]
     found = run_jobs(jobs, tmp_path, screen=quiet)
     assert [state.state for state in found] == ["failed", "failed", "done"]
-    assert found[0].error.startswith("unknown mask.rule 'nonsense'; choose from ")
+    assert found[0].error.startswith("unknown mask.rule 'nonsense'; did you mean none? choose from ")
     assert "not finite" in found[1].error
     again = run_jobs(jobs, tmp_path, screen=quiet)
     assert [(state.state, state.error) for state in again] == [(state.state, state.error) for state in found]

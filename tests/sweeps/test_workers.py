@@ -3,13 +3,17 @@
 import dataclasses
 import os
 import signal
+import sys
 import time
 
 import pytest
 
 import small_sweep
-from pixelpart.runs import RunFolder
+from pixelpart import data, models
+from pixelpart.errors import UserError
+from pixelpart.runs import Run, RunFolder
 from pixelpart.sweeps import local
+from pixelpart.sweeps.grid import read_grid
 from pixelpart.sweeps.jobs import job_states, run_jobs
 from pixelpart.sweeps.table import rows
 
@@ -62,3 +66,49 @@ def test_workers_save_and_end_when_the_sweep_is_stopped_or_killed(job, quiet, tm
         (state,) = job_states([endless], tmp_path)
     assert state.state == "missing"
     assert "stopped after step" in folder.log_file.read_text()
+
+
+OWN = """
+import pixelpart as pp
+
+def small(num_classes):
+    return pp.models.build("tiny-cnn", num_classes=num_classes)
+
+def load(split):
+    images, labels = pp.data.load("shapes", split=split)
+    return images.numpy(), labels.numpy()
+"""
+
+GRID = """
+base = "shapes-part"
+attacks = "natural"
+images = 40
+[set]
+model = "sweep_code:small"
+data = "sweep_code:load"
+epochs = 2
+holdout = 10
+probe = 16
+batch_size = 50
+attack.steps = 1
+burn_in.epochs = 1
+[grid]
+eps_low = ["5/255", "6/255"]
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_network_and_data_set_of_a_grid_may_be_user_code(tmp_path, monkeypatch, quiet, workers):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep_code.py").write_text(OWN)
+    (tmp_path / "grid.toml").write_text(GRID)
+    grid = read_grid(tmp_path / "grid.toml")
+    assert [state.error for state in run_jobs(grid.jobs, tmp_path / "out", workers=workers, screen=quiet)] == ["", ""]
+    forks = [RunFolder(tmp_path / "out" / "runs" / job.id).read_config().init_from for job in grid.jobs]
+    assert sorted(map(bool, forks)) == [False, True]  # the shared burn-in runs the code too
+    models.USER_MODELS.clear()
+    data.USER_SETS.clear()
+    sys.modules.pop("sweep_code", None)
+    with pytest.raises(UserError, match="'sweep_code:small' is user code and is never loaded from a config"):
+        Run(tmp_path / "out" / "runs" / grid.jobs[0].id).model  # noqa: B018
+    assert "sweep_code" not in sys.modules
