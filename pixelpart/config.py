@@ -53,9 +53,14 @@ ADDED = {  # fields added later: at these values they do not change a run's hash
     "awp.gamma": 0.0,
     "awp.after": 0,
     "holdout_seed": "same",
+    "background": "white",
+    "channels": 0,
 }
 
-DATA_LABEL = re.compile(r"(?P<name>folder:.+?|tinyimagenet)(?:@(?P<size>\d{1,5}))?(?P<skip_bad>\+skip-bad)?")
+DATA_LABEL = re.compile(
+    r"(?P<name>folder:.+?|tinyimagenet)(?:@(?P<size>\d{1,5}(?:x\d{1,5})?))?(?P<grey>\+grey)?"
+    r"(?:\+on-(?P<background>#[0-9a-f]{6}|[a-z]+))?(?P<skip_bad>\+skip-bad)?"
+)
 
 
 def is_user_code(name: str) -> bool:
@@ -63,18 +68,60 @@ def is_user_code(name: str) -> bool:
     return ":" in name and not name.startswith("folder:")
 
 
-def data_label(name: str, *, size: int = 0, skip_bad: bool = False) -> str:
+def data_label(
+    name: str, *, size: "Size" = 0, skip_bad: bool = False, background: str = "white", channels: int = 0
+) -> str:
     """A data set and its options as one string, such as folder:P@64+skip-bad: what hashes and eval.json record."""
-    sized = f"{name}@{size}" if size and name.startswith("folder:") else name
-    return f"{sized}+skip-bad" if skip_bad else sized
+    if name.startswith("folder:"):
+        name += f"@{write_size(size)}" if size else ""
+        name += "+grey" if channels == 1 else ""
+        name += f"+on-{background}" if background != "white" else ""
+    return f"{name}+skip-bad" if skip_bad else name
 
 
-def split_data_label(label: str) -> tuple[str, int, bool]:
-    """Name, size and skip_bad of a label that `data_label` made; a plain name is returned as it is."""
+def split_data_label(label: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a label that `data_label` made; a plain name is returned as it is."""
     match = DATA_LABEL.fullmatch(label)
     if match is None or (match["size"] and match["name"] == "tinyimagenet"):
-        return label, 0, False
-    return match["name"], int(match["size"] or 0), match["skip_bad"] is not None
+        return label, {}
+    found = {"size": parse_size(match["size"] or 0), "skip_bad": match["skip_bad"] is not None}
+    if not match["name"].startswith("folder:"):
+        return match["name"], found
+    return match["name"], found | {"background": match["background"] or "white", "channels": 1 if match["grey"] else 3}
+
+
+Size = int | tuple[int, int]  # of square images, or height and width
+
+
+def parse_size(value: Any) -> Size:
+    """64, "64" or "64x96", which is height x width; ValueError for anything else."""
+    sides = value.split("x") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    try:
+        numbers = [int(side) for side in sides if not isinstance(side, bool | float) and int(side) >= 0]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != len(sides) or len(numbers) not in (1, 2):
+        raise ValueError(f"{value!r} is not a number of pixels, such as 64, or height x width, such as 64x96")
+    return numbers[0] if len(set(numbers)) == 1 else (numbers[0], numbers[1])
+
+
+def write_size(size: Size) -> int | str:
+    return size if isinstance(size, int) else "{}x{}".format(*size)
+
+
+def height_width(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def check_colour(name: Any) -> str:
+    """The name in lower case; ValueError unless it is a colour that Pillow knows, or #rrggbb."""
+    name = str(name).strip().lower()
+    if name != "white":
+        from PIL import ImageColor
+
+        if not re.fullmatch("#[0-9a-f]{6}", name) and name not in ImageColor.colormap:
+            raise ValueError(f"{name!r} is not a colour such as black or #808080")
+    return name
 
 
 def parse_fraction(value: Any) -> float:
@@ -211,8 +258,12 @@ class Config(Section):
     """seed of all random numbers"""
     dataset: str = "shapes"
     """shapes, cifar10, cifar100, svhn, tinyimagenet, folder:PATH or module:function"""
-    size: int = Field(0, ge=0)
-    """folder:PATH: width and height of the images in pixels"""
+    size: Annotated[Size, BeforeValidator(parse_size), PlainSerializer(write_size)] = 0
+    """folder:PATH: size of the images in pixels, such as 64, or height x width, such as 64x96"""
+    background: Annotated[str, BeforeValidator(check_colour)] = "white"
+    """folder:PATH: colour behind transparent pictures, such as black or #808080"""
+    channels: Literal[0, 1, 3] = 0
+    """folder:PATH: 3 (colour), 1 (grey) or 0 (1 if all pictures are grey, which is set when training starts)"""
     skip_bad: bool = False
     """folder:PATH and tinyimagenet: leave out files that cannot be read"""
     num_classes: int = Field(0, ge=0)
@@ -264,16 +315,16 @@ class Config(Section):
         """Configs used to hold size and skip_bad inside `dataset`, as in folder:P@64+skip-bad."""
         if not isinstance(values, dict) or not isinstance(values.get("dataset"), str):
             return values
-        name, size, skip_bad = split_data_label(values["dataset"])
+        name, options = split_data_label(values["dataset"])
         if name == values["dataset"]:
             return values
-        given = values.get("size") or 0
+        size, given = options["size"], values.get("size") or 0
         if size and str(given) not in ("0", str(size)):
             raise ValueError(f"dataset {values['dataset']!r} has size {size}, but size is {given}")
         values = values | {
             "dataset": name,
             "size": size or given,
-            "skip_bad": skip_bad or values.get("skip_bad", False),
+            "skip_bad": options["skip_bad"] or values.get("skip_bad", False),
         }
         if name == "tinyimagenet":
             values |= {"size": 0, "num_classes": 0}  # written by old runs
@@ -309,8 +360,11 @@ class Config(Section):
 
     @property
     def data_options(self) -> dict[str, Any]:
-        """The keyword arguments `size` and `skip_bad` of `data.find` and `data.load`."""
-        return {"size": 0 if is_user_code(self.dataset) else self.size, "skip_bad": self.skip_bad}
+        """The keyword arguments of `data.find` and `data.load`."""
+        options = {"size": self.size, "skip_bad": self.skip_bad, "background": self.background}
+        if is_user_code(self.dataset):
+            return options | {"size": 0, "channels": 0}
+        return options | {"channels": self.channels or (3 if self.classes else 0)}  # old runs have colours
 
     @property
     def data_label(self) -> str:

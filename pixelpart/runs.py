@@ -293,11 +293,18 @@ def build_model(config: Config) -> "Classifier":
 
     known = data.SETS.get(config.dataset)
     if known is None and config.num_classes and config.size:  # a set of the user's own, which need not be at hand
-        num_classes, size, mean, std = config.num_classes, config.size, data.folder.MEAN, data.folder.STD
+        num_classes, size, channels = config.num_classes, config.size, int(config.channels or 3)
+        mean, std = data.folder.scaling(channels)
     else:
         dataset = known or data.of_config(config)
-        num_classes, size, mean, std = dataset.num_classes, dataset.size, dataset.mean, dataset.std
+        num_classes, size, channels = dataset.num_classes, dataset.size, dataset.shape[0]
+        mean, std = dataset.mean, dataset.std
     scaling: dict[str, Any] = {"mean": mean, "std": std} if config.normalize else {}
     return models.build(
-        config.model, num_classes=num_classes, size=size, generator=draws.generator(config.seed, "weights"), **scaling
+        config.model,
+        num_classes=num_classes,
+        size=size,
+        channels=channels,
+        generator=draws.generator(config.seed, "weights"),
+        **scaling,
     )

@@ -13,6 +13,7 @@ from pixelpart.config import (
     ADDED,
     Config,
     config_from,
+    data_label,
     differing_fields,
     flat,
     parse_fraction,
@@ -194,7 +195,31 @@ def test_an_old_config_with_the_size_in_the_data_sets_name_keeps_its_hash(old, n
     config = config_from(old, source="old")
     assert config == Config(**(new or old))
     assert config.hash() == hashed
-    assert split_data_label(config.data_label) == (config.dataset, *config.data_options.values())
+    name, options = split_data_label(config.data_label)
+    assert data_label(name, **options) == config.data_label
+    assert (name, options.get("size", 0)) == (config.dataset, config.data_options["size"])
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"size": 64}, "folder:a b@64"),
+        ({"size": (64, 96), "channels": 1}, "folder:a b@64x96+grey"),
+        ({"size": 64, "background": "#00ff00", "skip_bad": True}, "folder:a b@64+on-#00ff00+skip-bad"),
+    ],
+)
+def test_the_label_of_a_folder_has_its_options(options, label):
+    full = {"size": 0, "skip_bad": False, "background": "white", "channels": 3} | options
+    assert data_label("folder:a b", **full) == label
+    assert split_data_label(label) == ("folder:a b", full)
+
+
+@pytest.mark.parametrize(("given", "size", "written"), [(64, 64, 64), ("64x96", (64, 96), "64x96"), ("64x64", 64, 64)])
+def test_a_size_is_a_number_or_height_x_width(given, size, written):
+    config = config_from({"size": given}, source="test")
+    assert config.size == size
+    assert json.loads(config.to_json())["size"] == written
+    assert config_from(json.loads(config.to_json()), source="test") == config
 
 
 # -- mistakes

@@ -62,7 +62,9 @@ def views(model: str, bench: Bench) -> tuple[Classifier, Folding, Folding]:
     plain, ours = (models.build(model).to(bench.device).eval() for _ in range(2))
     ours.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     fp32 = Folding(ours)
-    bf16, training_view = make_views(torch.bfloat16, ours, size=32, device=bench.device, layout=torch.channels_last)
+    bf16, training_view = make_views(
+        torch.bfloat16, ours, shape=(3, 32, 32), device=bench.device, layout=torch.channels_last
+    )
     if training_view is None:
         unfolded = "" if fp32.folded else ", and nothing is folded"
         bench.report.note(f"{model} cannot be computed in bf16: this is fp32{unfolded}")

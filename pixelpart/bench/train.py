@@ -143,7 +143,8 @@ def our_step(
 ) -> tuple[Phase, Callable[[StepBatch], None]]:
     """The phase after burn-in, and its step on a new training state: captured on a GPU, plain elsewhere."""
     plan = build_plan(config)
-    state = TrainingState(plan.model if network is None else copy.deepcopy(network), config, bench.device, size=size)
+    model = plan.model if network is None else copy.deepcopy(network)
+    state = TrainingState(model, config, bench.device, shape=(3, size, size))
     if config.precision != "fp32" and not state.low_precision:
         bench.report.note(f"{config.model} cannot be computed in {config.precision}: this is fp32")
     state.lr.fill_(config.optim.lr)

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, parse_fraction, write_fraction
+from pixelpart.config import (
+    DEFAULT_EPS,
+    DEFAULT_SEED,
+    DEFAULT_STEP_SIZE,
+    Size,
+    parse_fraction,
+    parse_size,
+    write_fraction,
+)
 from pixelpart.errors import UserError
 
 NOT_STORED = "these results are not stored; --out FOLDER stores them (with --name NAME if MODEL is not a checkpoint)"
@@ -146,7 +154,7 @@ def use_model(found: argparse.Namespace, subjects: Sequence[str | Path]) -> None
 def add_folder_options(parser: Parser) -> None:
     """--size and --skip-bad, for --data."""
     parser.add_argument(
-        "--size", type=positive_int, default=0, help="folder:PATH: width and height of images in pixels"
+        "--size", type=image_size, default=0, help="folder:PATH: size in pixels: 64, or height x width: 64x96"
     )
     parser.add_argument(
         "--skip-bad", action="store_true", help="folder:PATH and tinyimagenet: leave out files that cannot be read"
@@ -204,6 +212,13 @@ def positive_int(text: str) -> int:
 
 def positive_ints(text: str) -> list[int]:
     return [positive_int(part) for part in text.split(",")]
+
+
+def image_size(text: str) -> Size:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def number_or_fraction(text: str) -> float:

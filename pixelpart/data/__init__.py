@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pixelpart.config import Config, is_user_code
+from pixelpart.config import Config, Size, check_colour, is_user_code, parse_size
 from pixelpart.data import augment, cifar10, cifar100, folder, loader, shapes, svhn, tinyimagenet, user_set
 from pixelpart.data.dataset import DataSet, DataSetStatus, Root, home
 from pixelpart.data.image_checks import check_images, check_labels, check_pixels
@@ -17,7 +17,7 @@ from pixelpart.runtime.progress import Progress, silent
 def _downloaded(module: Any, about: str, *, size: int = 32, decodes: bool = False) -> DataSet:
     return DataSet(
         classes=module.CLASSES,
-        size=size,
+        shape=(3, size, size),
         mean=module.MEAN,
         std=module.STD,
         counts=module.COUNTS,
@@ -35,7 +35,7 @@ def _downloaded(module: Any, about: str, *, size: int = 32, decodes: bool = Fals
 SETS: dict[str, DataSet] = {
     "shapes": DataSet(
         classes=shapes.CLASSES,
-        size=shapes.SIZE,
+        shape=(3, shapes.SIZE, shapes.SIZE),
         mean=shapes.MEAN,
         std=shapes.STD,
         counts=shapes.COUNTS,
@@ -67,22 +67,36 @@ def use(name: str) -> str:
     return name
 
 
-def find(name: str, *, size: int = 0, skip_bad: bool = False) -> DataSet:
+def find(
+    name: str,
+    *,
+    size: Size | str = 0,
+    skip_bad: bool = False,
+    background: str = "white",
+    channels: int = 0,
+) -> DataSet:
     """The data set of that name: one of `SETS`, folder:PATH, or a module:function that `use` was called with.
 
-    `size`, of a folder: width and height of the images. `skip_bad`, of a folder and of tinyimagenet: leave out files
+    Of a folder: `size` of the images, 64 or (height, width); `background`, the colour behind transparent pictures;
+    `channels`, 3, 1, or 0 for 1 if all pictures are grey. `skip_bad`, of a folder and of tinyimagenet: leave out files
     that cannot be read.
     """
     if name.startswith("folder:"):
-        return folder.data_set(name.removeprefix("folder:"), size=size, skip_bad=skip_bad)
+        try:
+            size, background = parse_size(size), check_colour(background)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        path = name.removeprefix("folder:")
+        return folder.data_set(path, size=size, skip_bad=skip_bad, background=background, channels=channels)
     if is_user_code(name) and name not in USER_SETS:
         raise UserError(
             f"data set {name!r} is user code and is never loaded from a config; pass --data {name} or call "
             f"pp.data.use({name!r})"
         )
     entry = USER_SETS[name] if name in USER_SETS else choose(SETS, name, "data set")
-    if size:
-        raise UserError(f"--size is for folder:PATH, not for {name!r}")
+    for flag, given in {"size": size, "background": background != "white", "channels": channels}.items():
+        if given:
+            raise UserError(f"--{flag} is for folder:PATH, not for {name!r}")
     if skip_bad and name != "tinyimagenet":
         raise UserError(f"--skip-bad is for folder:PATH and tinyimagenet, not for {name!r}")
     return tinyimagenet.without_bad(entry) if skip_bad else entry
@@ -98,20 +112,20 @@ def load(
     *,
     split: str = "train",
     root: Root = None,
-    size: int = 0,
-    skip_bad: bool = False,
     progress: Progress = silent,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """uint8 images (n, 3, h, w) and int64 labels (n,) of a split; UserError if files are missing or wrong."""
-    entry = find(name, size=size, skip_bad=skip_bad)
+    """uint8 images (n, channels, h, w) and int64 labels (n,) of a split; UserError if files are missing or wrong.
+
+    The options are those of `find`: of a folder, `size` is needed.
+    """
+    entry = find(name, **options)
     return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
-def object_masks(
-    name: str, *, split: str = "train", root: Root = None, size: int = 0, skip_bad: bool = False
-) -> Tensor:
+def object_masks(name: str, *, split: str = "train", root: Root = None, **options: Any) -> Tensor:
     """bool masks (n, h, w) of the objects in the images that `load` returns; UserError if the data set has none."""
-    return require_masks(find(name, size=size, skip_bad=skip_bad), name)(split, root)
+    return require_masks(find(name, **options), name)(split, root)
 
 
 def require_masks(entry: DataSet, name: str) -> Callable[..., Tensor]:
@@ -122,21 +136,17 @@ def require_masks(entry: DataSet, name: str) -> Callable[..., Tensor]:
     return entry.masks
 
 
-def get(
-    name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = silent
-) -> DataSetStatus:
+def get(name: str, *, root: Root = None, progress: Progress = silent, **options: Any) -> DataSetStatus:
     """Downloads a data set unless it is there, then verifies it; a set of image files is decoded too."""
-    entry = find(name, size=size, skip_bad=skip_bad)
+    entry = find(name, **options)
     if entry.get is not None:
         entry.get(root, progress)
-    return verify(name, root=root, size=size, skip_bad=skip_bad, progress=progress)
+    return verify(name, root=root, progress=progress, **options)
 
 
-def verify(
-    name: str, *, root: Root = None, size: int = 0, skip_bad: bool = False, progress: Progress = silent
-) -> DataSetStatus:
+def verify(name: str, *, root: Root = None, progress: Progress = silent, **options: Any) -> DataSetStatus:
     """Reads all files of a data set and checks counts, labels and checksums; UserError if they are missing or wrong."""
-    entry = find(name, size=size, skip_bad=skip_bad)
+    entry = find(name, **options)
     if entry.check is None:
         return _status(name, entry, root, "generated")
     status = entry.check(root, progress) if entry.decodes else entry.check(root)

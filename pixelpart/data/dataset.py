@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pixelpart.config import Size
 from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Progress
 
@@ -36,12 +37,12 @@ def find_files(root: Root, layouts: Mapping[str, Sequence[str]]) -> tuple[Path, 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Square images of `size` pixels in named classes; `load(split, root)` returns uint8 images and labels."""
+    """Images of one shape in named classes; `load(split, root)` returns uint8 images and labels."""
 
     classes: tuple[str, ...]
-    size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...]  # of each channel
+    std: tuple[float, ...]
     counts: Mapping[str, int]  # images of each split
     about: str
     load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root); also `progress` if `decodes`
@@ -51,11 +52,17 @@ class DataSet:
     check: Callable[..., str | None] | None = None  # reads all files; returns a status, None: verified
     masks: Callable[..., Tensor] | None = None  # masks(split, root): object masks of a split, bool (n, h, w)
     skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
+    transparent: Callable[[Root], int] | None = None  # how many pictures were put on the background
     decodes: bool = False  # the first `load` decodes image files, which takes long, and reports `progress`
 
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def size(self) -> Size:
+        """The side of square images, else (height, width)."""
+        return self.shape[1] if self.shape[1] == self.shape[2] else self.shape[1:]
 
 
 @dataclass(frozen=True)

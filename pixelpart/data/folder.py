@@ -12,15 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pixelpart.config import Size, height_width, write_size
 from pixelpart.data.dataset import DataSet, Root
 from pixelpart.data.image_cache import DecodedImages, bad_files_message, decode_images
-from pixelpart.data.image_file import read_image
+from pixelpart.data.image_file import is_grey, read_image
 from pixelpart.draws import generator
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.progress import Progress, silent
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's, known before any file is read
 STD = (0.229, 0.224, 0.225)
+GREY_MEAN, GREY_STD = (0.449,), (0.226,)
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # first match
 IGNORED = ("thumbs.db", "desktop.ini")  # left behind by file managers; hidden files are ignored too
 SMALLEST, LARGEST = 8, 1024  # pixels per side
@@ -35,21 +37,36 @@ class FolderListing:
     bad: list[str]
 
 
-def data_set(path: str, *, size: int, skip_bad: bool = False) -> DataSet:
-    """The folder as a data set; its files are listed now and decoded by the first `load`."""
+def scaling(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of images with 1 or 3 channels."""
+    return (GREY_MEAN, GREY_STD) if channels == 1 else (MEAN, STD)
+
+
+def data_set(path: str, *, size: Size, skip_bad: bool = False, background: str = "white", channels: int = 0) -> DataSet:
+    """The folder as a data set; its files are listed now and decoded by the first `load`.
+
+    `channels` 0 means 1 if all files hold grey pictures, else 3.
+    """
     if not path:
-        raise UserError("folder: needs a path; write folder:PATH")
+        raise UserError("no folder is given; pass --data folder:PATH, and --size, such as --size 64")
     if not size:
-        raise UserError(f"folder:{path} needs the images' width and height in pixels; pass --size, such as --size 64")
-    if not SMALLEST <= size <= LARGEST:
-        raise UserError(f"size {size} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
+        raise UserError(
+            f"folder:{path} needs a size in pixels; pass --size, such as --size 64, or 64x96: height x width"
+        )
+    height, width = height_width(size)
+    if not SMALLEST <= min(height, width) <= max(height, width) <= LARGEST:
+        raise UserError(f"size {write_size(size)} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
     found = list_folder(path, skip_bad=skip_bad)
+    channels = channels or (1 if _all_grey(found) else 3)
+    shape = (channels, height, width)
+    mean, std = scaling(channels)
 
     def decode(split: str, root: Root, progress: Progress, *, again: bool = False) -> DecodedImages:
         return decode_images(
             [file for file, _ in found.files[split]],
-            functools.partial(read_image, size=size),
-            size=size,
+            functools.partial(read_image, shape=shape, background=background),
+            shape=shape,
+            settings=background,
             name=f"folder-{Path(path).name}-{split}".replace(" ", "_"),
             root=root,
             progress=progress,
@@ -77,17 +94,21 @@ def data_set(path: str, *, size: int, skip_bad: bool = False) -> DataSet:
     def skipped(root: Root) -> list[str]:
         return found.bad + [line for split in found.files for line in decode(split, root, silent).bad_files]
 
+    def transparent(root: Root) -> int:
+        return sum(decode(split, root, silent).transparent for split in found.files)
+
     return DataSet(
         classes=found.classes,
-        size=size,
-        mean=MEAN,
-        std=STD,
+        shape=shape,
+        mean=mean,
+        std=std,
         counts={split: len(items) for split, items in found.files.items()},
         about=f"images of {len(found.classes)} classes",
         load=load,
         files=files,
         check=check,
         skipped=skipped if skip_bad else None,
+        transparent=transparent,
         decodes=True,
     )
 
@@ -129,6 +150,13 @@ def list_folder(path: str, *, skip_bad: bool = False) -> FolderListing:
     if not all(files.values()):
         raise UserError(f"{base} has no images to {'test on' if files['train'] else 'train on'}")
     return FolderListing(classes, files, bad)
+
+
+def _all_grey(listing: FolderListing) -> bool:
+    """Whether all files that can be read hold grey pictures; the first in colour ends the search."""
+    kinds = (is_grey(file) for items in listing.files.values() for file, _ in items)
+    known = next((kind for kind in kinds if kind is not None), False)
+    return known and all(kind is not False for kind in kinds)
 
 
 def _files_by_class(folder: Path, bad: list[str]) -> dict[str, list[Path]]:

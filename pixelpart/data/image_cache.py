@@ -1,7 +1,7 @@
 """Image files decoded once, in parallel, into one .npy file that is then mapped into memory.
 
 It is in the folder `decoded` under the data root. A hash over the names, sizes and modification times of all image
-files and over the requested size is part of its name, so that a changed file leads to another cache file.
+files and over the settings of the decoder is part of its name, so that a changed file leads to another cache file.
 """
 
 import contextlib
@@ -24,19 +24,21 @@ from pixelpart.errors import UserError
 from pixelpart.files import exclusive_lock
 from pixelpart.runtime.progress import Progress, silent
 
-VERSION = 2  # to be raised when a decoder's pixels change
+VERSION = 3  # to be raised when a decoder's pixels change
 CHUNK = 64  # files per task
 SHOWN = 3  # bad files that an error message lists
-Decoder = Callable[[Path], NDArray[np.uint8]]  # a file as (3, size, size); ValueError says why it cannot be used
+Shape = tuple[int, int, int]  # channels, height, width
+Decoder = Callable[[Path], tuple[NDArray[np.uint8], bool]]  # pixels, and whether some were transparent; or ValueError
 
 
 @dataclass(frozen=True)
 class DecodedImages:
-    """The good images in order, uint8 (n, 3, size, size), and why each of the other files is bad."""
+    """The good images in order, uint8 (n, channels, h, w), and why each of the other files is bad."""
 
     paths: Sequence[Path]
     images: Tensor
     bad: dict[int, str]  # position in `paths`: reason
+    transparent: int  # number of good images that had transparent pixels
 
     def select(self, values: Tensor) -> Tensor:
         """The entries of `values`, which has one per file, that belong to good files."""
@@ -59,15 +61,19 @@ def decode_images(
     paths: Sequence[Path],
     decode: Decoder,
     *,
-    size: int,
+    shape: Shape,
     name: str,
+    settings: str = "",
     root: Root = None,
     progress: Progress = silent,
     again: bool = False,
 ) -> DecodedImages:
-    """The images as `decode` returns them, from the cache file if there is one, unless `again`."""
+    """The images as `decode` returns them, from the cache file if there is one, unless `again`.
+
+    `settings` names what the pixels depend on besides the files and the shape.
+    """
     folder = home(root) / "decoded"
-    target = folder / f"{name}-{size}-{_key(paths, size)}.npy"
+    target = folder / f"{name}-{shape[1]}x{shape[2]}-{_key(paths, shape, settings)}.npy"
     bad_file = target.with_suffix(".json")
 
     def needed() -> bool:
@@ -77,19 +83,20 @@ def decode_images(
         try:
             with exclusive_lock(folder / ".lock", wait=True):  # one of several processes decodes; the others wait
                 if needed():
-                    _write(paths, decode, size, target, bad_file, progress, title=f"decoding {name}")
+                    _write(paths, decode, shape, target, bad_file, progress, title=f"decoding {name}")
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from None
     try:
         images = np.load(target, mmap_mode="c")  # copy on write: torch has no read-only tensors
-        bad = {int(number): reason for number, reason in json.loads(bad_file.read_text()).items()}
-    except (OSError, ValueError) as error:
+        found = json.loads(bad_file.read_text())
+        bad = {int(number): reason for number, reason in found["bad"].items()}
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{target} is corrupt ({error}); delete it and run again") from None
-    return DecodedImages(paths, torch.from_numpy(images)[: len(paths) - len(bad)], bad)
+    return DecodedImages(paths, torch.from_numpy(images)[: len(paths) - len(bad)], bad, found["transparent"])
 
 
-def _key(paths: Sequence[Path], size: int) -> str:
-    total = hashlib.sha256(f"{VERSION} {size}\n".encode())
+def _key(paths: Sequence[Path], shape: Shape, settings: str) -> str:
+    total = hashlib.sha256(f"{VERSION} {shape} {settings}\n".encode())
     for path in paths:
         try:
             facts = path.stat()
@@ -101,13 +108,21 @@ def _key(paths: Sequence[Path], size: int) -> str:
 
 
 def _write(
-    paths: Sequence[Path], decode: Decoder, size: int, target: Path, bad_file: Path, progress: Progress, *, title: str
+    paths: Sequence[Path],
+    decode: Decoder,
+    shape: Shape,
+    target: Path,
+    bad_file: Path,
+    progress: Progress,
+    *,
+    title: str,
 ) -> None:
     """Both files, each written under another name and then renamed; the array last."""
     part, bad_part = (path.with_name(f".{path.name}.part") for path in (target, bad_file))
     bad: dict[int, str] = {}
+    transparent: set[int] = set()
     try:
-        images = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(paths), 3, size, size))
+        images = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
         if hasattr(os, "posix_fallocate"):  # not on macOS; a full disk is an error now instead of a bus error later
             with part.open("rb+") as file:
                 os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
@@ -115,7 +130,9 @@ def _write(
         def fill(begin: int) -> int:
             for number in range(begin, min(begin + CHUNK, len(paths))):
                 try:
-                    images[number] = decode(paths[number])
+                    images[number], see_through = decode(paths[number])
+                    if see_through:
+                        transparent.add(number)
                 except ValueError as error:
                     bad[number] = str(error)
             return min(CHUNK, len(paths) - begin)
@@ -135,7 +152,7 @@ def _write(
         images.flush()
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        bad_part.write_text(json.dumps(dict(sorted(bad.items())), indent=1))
+        bad_part.write_text(json.dumps({"bad": dict(sorted(bad.items())), "transparent": len(transparent)}, indent=1))
         os.replace(bad_part, bad_file)
         os.replace(part, target)
     finally:

@@ -1,4 +1,4 @@
-"""One image file as an array. Files that would need a decision (16 bits, transparency) are refused, not converted."""
+"""One image file as an array. Of more than 8 bits per channel only PNG is read: there the full range is white."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,25 +14,41 @@ SMALLEST = 2  # pixels per side
 # Pillow reads others too, some with the help of other programs, and some reduced to 8 bits without notice.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TGA", "TIFF", "WEBP")
 MODES = ("1", "L", "P", "RGB", "LA", "PA", "RGBA", "CMYK", "YCbCr")  # those that Pillow converts to RGB
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16B")
 
 
-def read_image(path: Path, size: int, *, exact: bool = False) -> NDArray[np.uint8]:
-    """The image upright and in RGB, cropped to its central square and resized: uint8 (3, size, size).
+def is_grey(path: Path) -> bool | None:
+    """Whether the file holds a grey picture, by its header; None if it cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            return file.mode in GREY_MODES
+    except Exception:  # a corrupt file can raise anything; `read_image` says what
+        return None
+
+
+def read_image(
+    path: Path, shape: tuple[int, int, int], *, background: str = "white", exact: bool = False
+) -> tuple[NDArray[np.uint8], bool]:
+    """The image upright, cropped around its centre and resized: uint8 (3 or 1, height, width); was it transparent?
 
     `exact`: refuse images of another size. ValueError, in one clause, for a file that cannot be used.
     """
     from PIL import Image, ImageOps
 
     Image.init()
+    channels, height, width = shape
+    mode = "L" if channels == 1 else "RGB"
     try:
         with Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN]) as file:
-            _check_image(file, path, size, exact=exact)
+            _check_image(file, path, (width, height) if exact else None)
             if not exact:
-                file.draft("RGB", (2 * size, 2 * size))  # decodes a large JPEG at a fraction of its size
-            image = _to_rgb(file if exact else ImageOps.exif_transpose(file))
-            if image.size != (size, size):
-                image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
-            return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+                file.draft(mode, (2 * width, 2 * height))  # decodes a large JPEG at a fraction of its size
+            image, transparent = _converted(file if exact else ImageOps.exif_transpose(file), mode, background)
+            if image.size != (width, height):
+                image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+            return np.ascontiguousarray(np.asarray(image).reshape(height, width, -1).transpose(2, 0, 1)), transparent
     except _Refused as error:
         raise ValueError(str(error)) from None
     except Image.UnidentifiedImageError:
@@ -46,13 +62,15 @@ class _Refused(Exception):
     pass
 
 
-def _check_image(image: "ImageFile", path: Path, size: int, *, exact: bool) -> None:
+def _check_image(image: "ImageFile", path: Path, size: tuple[int, int] | None) -> None:
     width, height = image.size
-    if exact and image.size != (size, size):
-        raise _Refused(f"has {width}x{height} pixels, not {size}x{size}")
+    if size is not None and size != image.size:
+        raise _Refused(f"has {width}x{height} pixels, not {size[0]}x{size[1]}")
     if min(image.size) < SMALLEST:
         raise _Refused(f"has {width}x{height} pixels, which is too small")
-    if image.mode.startswith(("I", "F")) or _over_8_bits(image, path):
+    if image.format == "PNG" and image.mode.startswith("I"):
+        return
+    if image.format != "PNG" and (image.mode.startswith(("I", "F")) or _over_8_bits(image, path)):
         raise _Refused(f"has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
     if image.mode not in MODES:
         raise _Refused(f"has colour mode {image.mode}; convert it to RGB first")
@@ -77,10 +95,15 @@ def _header_over_8_bits(content: bytes) -> bool:
     return any(content[at + 42 + 3 * i] & 0x7F > 7 for i in range(channels))  # bits - 1; the first bit is the sign
 
 
-def _to_rgb(image: "Image") -> "Image":
-    """The image in RGB; transparent pixels have no colour of their own, so such images are refused."""
+def _converted(image: "Image", mode: str, background: str) -> tuple["Image", bool]:
+    """The image in RGB or L, transparent pixels mixed with the background; and whether there were any."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        alpha = np.asarray(image.convert("RGBA"))[..., 3]
-        if alpha.min() < 255:
-            raise _Refused(f"is transparent at {np.sum(alpha < 255):,} of its pixels; put it on a background first")
-    return image.convert("RGB")
+        image = image.convert("RGBA")
+        if np.asarray(image.getchannel("A")).min() < 255:
+            ground = Image.new("RGBA", image.size, background)
+            return Image.alpha_composite(ground, image).convert("RGB").convert(mode), True
+    return (image if image.mode == mode else image.convert("RGB").convert(mode)), False

@@ -170,8 +170,8 @@ def _decode(
 ) -> DecodedImages:
     return decode_images(
         [path for path, _, _ in items],
-        functools.partial(read_image, size=SIZE, exact=True),
-        size=SIZE,
+        functools.partial(read_image, shape=(3, SIZE, SIZE), exact=True),
+        shape=(3, SIZE, SIZE),
         name=f"tinyimagenet-{split}",
         root=root,
         progress=progress,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pixelpart.data.dataset import DataSet, Root
-from pixelpart.data.folder import MEAN, STD
+from pixelpart.data.folder import scaling
 from pixelpart.data.image_checks import check_images
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime import usercode
@@ -17,9 +17,11 @@ def data_set(name: str) -> DataSet:
     splits = {split: _call(name, split) for split in ("train", "test")}
     x, y = splits["train"]
     num_classes = int(y.max()) + 1 if y.numel() else 0
+    shape = (x.shape[1], x.shape[2], x.shape[3])
+    mean, std = scaling(x.shape[1])
     for split, pair in splits.items():
         try:
-            check_images(*pair, num_classes, shape=(3, x.shape[2], x.shape[3]))
+            check_images(*pair, num_classes, shape=shape)
         except UserError as error:
             raise UserError(f"{name}, {split}: {error}") from None
     if gaps := set(range(num_classes)) - set(y.tolist()):
@@ -30,9 +32,9 @@ def data_set(name: str) -> DataSet:
 
     return DataSet(
         classes=tuple(map(str, range(num_classes))),
-        size=x.shape[-1],
-        mean=MEAN,
-        std=STD,
+        shape=shape,
+        mean=mean,
+        std=std,
         counts={split: len(labels) for split, (_, labels) in splits.items()},
         about=f"{num_classes} classes, from the user code {name}",
         load=load,
@@ -48,9 +50,9 @@ def _call(name: str, split: str) -> tuple[Tensor, Tensor]:
             x, y = map(torch.as_tensor, returned)
     except Exception as error:
         raise UserError(f"{name}({split!r}) must return a pair of arrays (images, labels): {error}") from None
-    if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or x.shape[2] != x.shape[3] or not len(x):
+    if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3) or not x.numel():
         dtype = str(x.dtype).removeprefix("torch.")
         raise UserError(
-            f"{name}({split!r}) returns images {dtype} {tuple(x.shape)}; they must be uint8 (n, 3, size, size)"
+            f"{name}({split!r}) returns images {dtype} {tuple(x.shape)}; they must be uint8 (n, 3 or 1, height, width)"
         )
     return x, y if y.is_floating_point() else y.long()

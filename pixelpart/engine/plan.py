@@ -73,7 +73,7 @@ def build_plan(config: Config) -> Plan:
     if mask is not None and mask.source.of_image:
         require_masks(dataset, config.dataset)
     if names.source in masks.MAPS and (mask is not None or names.layer != "features"):
-        some = torch.zeros(2, 3, dataset.size, dataset.size)
+        some = torch.zeros(2, *dataset.shape)
         masks.cam(model, some, method=names.source, layer=names.layer)  # reports a layer without maps now
     burn_in, main = config.burn_in, config.objective.name
     return Plan(

@@ -10,7 +10,7 @@ from pixelpart.config import Config
 from pixelpart.data import of_config
 from pixelpart.engine.awp import perturbed
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
-from pixelpart.engine.views import choose_layout, make_views
+from pixelpart.engine.views import Shape, choose_layout, make_views
 from pixelpart.models import Classifier
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
@@ -28,15 +28,21 @@ class TrainingState:
     """
 
     def __init__(
-        self, model: Classifier, config: Config, device: torch.device, world: World = SINGLE, *, size: int | None = None
+        self,
+        model: Classifier,
+        config: Config,
+        device: torch.device,
+        world: World = SINGLE,
+        *,
+        shape: Shape | None = None,
     ) -> None:
-        """`size`: side of the images (default: that of the data set)."""
+        """`shape` of an image (default: that of the data set)."""
         self.world = world
         self.model = model.to(device).train()
-        size = size or of_config(config).size
-        self.layout = choose_layout(self.model, size=size, device=device)
+        shape = shape or of_config(config).shape
+        self.layout = choose_layout(self.model, shape=shape, device=device)
         dtype = PRECISIONS[config.precision]
-        self.attack_view, training_view = make_views(dtype, self.model, size=size, device=device, layout=self.layout)
+        self.attack_view, training_view = make_views(dtype, self.model, shape=shape, device=device, layout=self.layout)
         self.low_precision = training_view is not None
         self.network: Callable[[Tensor], Tensor] = training_view or self.model
         self.average = WeightAverage(self.model, config.ema) if config.ema else None

@@ -97,7 +97,7 @@ class Trainer:
         )
         self.check_last_batch()
         self.measured_on = "held-out" if config.holdout else "test"
-        self.skipped = training_data.skipped(config, data_root)
+        self.notes = training_data.notes(config, data_root)
         self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
@@ -214,7 +214,8 @@ class Trainer:
         n, size, (x, _) = len(self.loader), self.config.batch_size, self.probe_sets["train"]
         if (n % size or size) // self.world.size > 1:
             return
-        if not trains_on_one_image(self.state.model, size=x.shape[-1], device=self.device, layout=self.state.layout):
+        shape = (x.shape[1], x.shape[2], x.shape[3])
+        if not trains_on_one_image(self.state.model, shape=shape, device=self.device, layout=self.state.layout):
             raise UserError(
                 f"batch_size {size} leaves a last batch of one of {n} images, on which {self.config.model} cannot be "
                 "trained (batch norm over a single value); choose another batch_size"
@@ -244,8 +245,8 @@ class Trainer:
         if self.plan.main.mask is not None and config.eps_low > config.eps:
             low, high = write_fraction(config.eps_low), write_fraction(config.eps)
             self.say(f"eps_low {low} is above eps {high}: marked pixels have the smaller budget")
-        if self.skipped:
-            self.say(self.skipped)
+        for note in self.notes:
+            self.say(note)
         reads = self.plan.main.mask and self.plan.main.mask.source.raw and config.mask.layer == "features"
         if reads and (found := getattr(self.plan.model, "found", "")):
             self.say(f"maps are read from {found}")

@@ -33,6 +33,8 @@ def with_data_fields(config: Config) -> Config:
             raise UserError(f"num_classes and classes are for data sets of your own, not for {config.dataset}")
         return config
     found = {"size": entry.size, "num_classes": entry.num_classes, "classes": entry.classes if folder else ()}
+    if entry.shape[0] == 1:
+        found["channels"] = 1
     for field, value in found.items():
         if getattr(config, field) not in (0, (), value):
             raise UserError(f"{config.dataset} has {field} {value}, but the config says {getattr(config, field)}")
@@ -75,12 +77,15 @@ def load(
     return loader, probes, objects
 
 
-def skipped(config: Config, root: Path | str | None) -> str:
-    """How many files skip_bad left out, and the first with their reasons; empty if there are none."""
-    list_skipped = data.of_config(config).skipped
-    files = list_skipped(root) if list_skipped else []
-    more = f"; and {len(files) - 3} more" if len(files) > 3 else ""
-    return f"bad files skipped ({len(files)}): {'; '.join(files[:3])}{more}" if files else ""
+def notes(config: Config, root: Path | str | None) -> list[str]:
+    """What the user should know about the files: how many skip_bad left out and why, and which were transparent."""
+    entry, lines = data.of_config(config), []
+    if files := entry.skipped(root) if entry.skipped else []:
+        more = f"; and {len(files) - 3} more" if len(files) > 3 else ""
+        lines.append(f"bad files skipped ({len(files)}): {'; '.join(files[:3])}{more}")
+    if n := entry.transparent(root) if entry.transparent else 0:
+        lines.append(f"transparent pictures ({n}) are put on {config.background} (--background)")
+    return lines
 
 
 def to_device(
@@ -95,5 +100,5 @@ def load_checked(config: Config, split: str, root: Path | str | None, *, screen:
     with screen.bars() as progress:
         images, labels = data.load(config.dataset, split=split, root=root, progress=progress, **config.data_options)
     entry = data.of_config(config)
-    data.check_images(images, labels, entry.num_classes, shape=(3, entry.size, entry.size))
+    data.check_images(images, labels, entry.num_classes, shape=entry.shape)
     return images, labels

@@ -1,6 +1,7 @@
 """The model as the attack and the training pass compute it, in the requested precision where the model allows it."""
 
 import copy
+import math
 
 import torch
 
@@ -12,8 +13,10 @@ from pixelpart.view.check import agrees
 from pixelpart.view.trace import Untraceable
 from pixelpart.view.views import Folding, TrainingView
 
+Shape = tuple[int, int, int]  # of an image: channels, height, width
 
-def choose_layout(model: Classifier, *, size: int, device: torch.device) -> torch.memory_format:
+
+def choose_layout(model: Classifier, *, shape: Shape, device: torch.device) -> torch.memory_format:
     """Moves the weights to the fastest memory format that the model supports; returns the format, also for images.
 
     Channels last, unless the model fails with it: `Tensor.view` over several pixels does.
@@ -21,7 +24,7 @@ def choose_layout(model: Classifier, *, size: int, device: torch.device) -> torc
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         with borrowed(model) as plain, torch.no_grad():
-            plain(_two_images(size, device, torch.channels_last))
+            plain(_two_images(shape, device, torch.channels_last))
     except RuntimeError:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return torch.contiguous_format
@@ -29,7 +32,7 @@ def choose_layout(model: Classifier, *, size: int, device: torch.device) -> torc
 
 
 def make_views(
-    dtype: torch.dtype | None, model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format
+    dtype: torch.dtype | None, model: Classifier, *, shape: Shape, device: torch.device, layout: torch.memory_format
 ) -> tuple[Folding, TrainingView | None]:
     """The attack's view and the training pass's view in this type; or the attack's in the model's own type and None.
 
@@ -38,7 +41,7 @@ def make_views(
     """
     if dtype is not None:
         folding = Folding(model, dtype=dtype, fuse=device.type == "cuda")
-        if folding.folded and _usable(folding(), model, dtype, _two_images(size, device, layout)):
+        if folding.folded and _usable(folding(), model, dtype, _two_images(shape, device, layout)):
             try:
                 return folding, TrainingView(model, dtype=dtype, own_kernels=is_hopper(device))
             except Untraceable:
@@ -46,11 +49,11 @@ def make_views(
     return Folding(model), None
 
 
-def trains_on_one_image(model: Classifier, *, size: int, device: torch.device, layout: torch.memory_format) -> bool:
+def trains_on_one_image(model: Classifier, *, shape: Shape, device: torch.device, layout: torch.memory_format) -> bool:
     """Whether the model trains on a batch of one image: batch norm after global pooling does not."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         try:
-            copy.deepcopy(model).train()(_two_images(size, device, layout)[:1])
+            copy.deepcopy(model).train()(_two_images(shape, device, layout)[:1])
         except ValueError:
             return False
     return True
@@ -68,6 +71,6 @@ def _usable(view: FrozenView, model: Classifier, dtype: torch.dtype, x: Images) 
     return agrees(view, x, expected, dtype)
 
 
-def _two_images(size: int, device: torch.device, layout: torch.memory_format) -> Images:
-    x = torch.linspace(0, 1, 2 * 3 * size**2, device=device).view(2, 3, size, size)
+def _two_images(shape: Shape, device: torch.device, layout: torch.memory_format) -> Images:
+    x = torch.linspace(0, 1, 2 * math.prod(shape), device=device).view(2, *shape)
     return x.contiguous(memory_format=layout)

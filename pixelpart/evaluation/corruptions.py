@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart.attacks.autoattack import default_slots
+from pixelpart.config import Size
 from pixelpart.data import SETS
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.data.corruptions.source import CorruptionSource, Facts, check_names, open_source
@@ -101,7 +102,7 @@ def corruptions(
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     data: str | tuple[Tensor, Tensor] | None = None,
-    size: int = 0,
+    size: Size = 0,
     skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,

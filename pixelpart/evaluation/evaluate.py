@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart.attacks.autoattack import default_slots
-from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE
+from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.adaptive import check_mask
 from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
@@ -44,7 +44,7 @@ def evaluate(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = silent,
     data: str | tuple[Tensor, Tensor] | None = None,
-    size: int = 0,
+    size: Size = 0,
     skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,

@@ -13,7 +13,7 @@ from torch import Tensor
 from pixelpart import data as sets
 from pixelpart import draws, masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, split_data_label
+from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, Size, split_data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
@@ -39,7 +39,7 @@ def explain(
     batch_size: int = 128,
     device: torch.device | str | None = None,
     data: str | None = None,
-    size: int = 0,
+    size: Size = 0,
     skip_bad: bool = False,
     root: str | Path | None = None,
 ) -> Path:
@@ -55,8 +55,8 @@ def explain(
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
     target = load_target(run, checkpoint=checkpoint, data=data, size=size, skip_bad=skip_bad, device=device, root=root)
-    name, size, skip_bad = split_data_label(target.tags["dataset"])
-    dataset = sets.find(name, size=size, skip_bad=skip_bad)
+    name, options = split_data_label(target.tags["dataset"])
+    dataset = sets.find(name, **options)
     n = min(DEFAULT_IMAGES, len(target.pictures)) if n is None else n
     if not 1 <= n <= len(target.pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(target.pictures)}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
-from pixelpart.config import Config, data_label
+from pixelpart.config import Config, Size, data_label
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
@@ -54,7 +54,7 @@ def load_target(
     checkpoint: str = "best",
     split: str = "test",
     data: Data | None = None,
-    size: int = 0,
+    size: Size = 0,
     skip_bad: bool = False,
     images: int | None = None,
     device: torch.device | str | None = None,
@@ -76,18 +76,21 @@ def load_target(
         reason = "needs out (--out FOLDER)" if folder is None else "is for a model that is not a run or checkpoint"
         raise UserError(f"name {name!r} {reason}")
     config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
+    options: dict[str, Any] = {}
     if not isinstance(data, str) and (size or skip_bad):
         raise UserError("--size and --skip-bad need --data folder:PATH")
     if data is None:
         if config is None:
             known = ", ".join(sorted(sets.SETS))
             raise UserError(f"{shown} brings no test images; give data (--data), one of {known}, or (images, labels)")
-        data, size, skip_bad = config.dataset, config.data_options["size"], config.skip_bad
+        data, options = config.dataset, config.data_options
     elif isinstance(data, str):
         sets.use(data)  # named by the caller, so it may be user code
-        if config is not None and data.startswith("folder:"):
-            size = size or config.size
-    options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
+        options = {"size": size, "skip_bad": skip_bad}
+        if data.startswith("folder:"):
+            as_trained = config or Config()
+            options["size"] = size or as_trained.data_options["size"]
+            options |= {"background": as_trained.background, "channels": as_trained.channels or 3}
     if config is not None and isinstance(data, str):
         _check_classes(data, config, options)
     choose(SPLITS, split, "split")

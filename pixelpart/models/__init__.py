@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from pixelpart.config import is_user_code
+from pixelpart.config import Size, height_width, is_user_code, write_size
 from pixelpart.errors import UserError, choose
 from pixelpart.models import user_model
 from pixelpart.models.classifier import Classifier
@@ -52,15 +52,16 @@ def build(
     name: str,
     *,
     num_classes: int = 10,
-    size: int = 32,
-    mean: Sequence[float] = (0.0, 0.0, 0.0),
-    std: Sequence[float] = (1.0, 1.0, 1.0),
+    size: Size = 32,
+    channels: int = 3,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
     generator: torch.Generator | None = None,
 ) -> Classifier:
     """A new network on the CPU, in train mode; weights come from the generator (None: a fresh one seeded with 0).
 
     A transformer takes images of `size` pixels only, in patches of 4 (32 pixels), 8 (64) or 16 (224); other models take
-    any size. A module:function needs `use` first, and draws its weights itself.
+    any size, also (height, width). A module:function needs `use` first, and draws its weights itself.
     """
     if num_classes < 2:
         raise UserError(f"num_classes {num_classes} is below 2")
@@ -71,24 +72,28 @@ def build(
                 f"model {name!r} is user code and is never loaded from a config; pass --model {name} or call "
                 f"pp.models.use({name!r})"
             )
-        model = user_model.make(name, num_classes, size, generator)
-        if any(mean) or any(value != 1 for value in std):  # else its own scaling remains
+        model = user_model.make(name, num_classes, (channels, *height_width(size)), generator)
+        if mean is not None and std is not None:  # else its own scaling remains
             model.set_scaling(mean, std)
         return model
     # no weights are drawn on the meta device, so the global generator is unchanged
     with torch.device("meta"):
-        model = _builder(name, size)(num_classes)
+        model = _builder(name, size)(num_classes, **({} if channels == 3 else {"channels": channels}))
     model.to_empty(device="cpu")
-    model.set_scaling(mean, std)
+    model.set_scaling(mean or (0.0,) * channels, std or (1.0,) * channels)
     model.draw_weights(generator)
     return model
 
 
-def _builder(name: str, size: int) -> Callable[[int], Classifier]:
+def _builder(name: str, size: Size) -> Callable[..., Classifier]:
     sizes = re.fullmatch(r"wrn-(\d{1,4})-(\d{1,4})", name, flags=re.ASCII)
     if sizes:
         return partial(MODELS["wrn-DEPTH-WIDTH"], depth=int(sizes[1]), width=int(sizes[2]))
     if name == "wrn-DEPTH-WIDTH":
         raise UserError(f"model {name!r} needs numbers, such as wrn-34-10")
     builder = choose(MODELS, name, "model")
-    return partial(builder, size=size) if name in TRANSFORMERS else builder
+    if name not in TRANSFORMERS:
+        return builder
+    if not isinstance(size, int):
+        raise UserError(f"{name} takes square images, not {write_size(size)}; choose another model")
+    return partial(builder, size=size)

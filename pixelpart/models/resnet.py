@@ -60,9 +60,9 @@ def stages(block: type[Block] | type[PreActBlock]) -> list[nn.Sequential]:
 
 
 class ResNet18(Classifier):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, channels: int = 3) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv3x3(3, 64), nn.BatchNorm2d(64)
+        self.conv1, self.bn1 = conv3x3(channels, 64), nn.BatchNorm2d(64)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages(Block)
         self.linear = nn.Linear(512, num_classes)
 
@@ -76,9 +76,9 @@ class ResNet18(Classifier):
 
 
 class PreActResNet18(Classifier):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, channels: int = 3) -> None:
         super().__init__()
-        self.conv1 = conv3x3(3, 64)
+        self.conv1 = conv3x3(channels, 64)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages(PreActBlock)
         self.bn = nn.BatchNorm2d(512)
         self.linear = nn.Linear(512, num_classes)

@@ -19,9 +19,9 @@ class Layer(nn.Module):
 
 
 class TinyCNN(Classifier):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, channels: int = 3) -> None:
         super().__init__()
-        self.layer1 = Layer(3, 16, stride=2)
+        self.layer1 = Layer(channels, 16, stride=2)
         self.layer2 = Layer(16, 32, stride=2)
         self.layer3 = Layer(32, 32)
         self.layer4 = Layer(32, 64)

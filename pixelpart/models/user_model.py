@@ -23,12 +23,12 @@ def check_function(name: str) -> None:
         raise UserError(f"{name} is a {type(function).__name__}; name a function of the number of classes")
 
 
-def make(name: str, num_classes: int, size: int, generator: torch.Generator) -> Classifier:
-    """The model that function(num_classes) returns, on the CPU and in train mode, checked on images of that size.
+def make(name: str, num_classes: int, shape: tuple[int, int, int], generator: torch.Generator) -> Classifier:
+    """The model that function(num_classes) returns, on the CPU and in train mode, checked on images of that shape.
 
     torch's global generator is seeded from `generator` while the function runs, and restored afterwards.
     """
-    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         made = usercode.call(name, num_classes)
@@ -52,8 +52,9 @@ def _check_logits(what: str, made: nn.Module, example: torch.Tensor, num_classes
             with mode(made), torch.no_grad():
                 logits = made(example)
         except Exception as error:
-            h, w = example.shape[2:]
-            raise usercode.failure(f"{what} on images of {h}x{w}{note}", error) from error
+            c, h, w = example.shape[1:]
+            grey = " in grey (--channels 3 gives it three equal channels)" if c == 1 else ""
+            raise usercode.failure(f"{what} on images of {h}x{w}{grey}{note}", error) from error
         if not isinstance(logits, torch.Tensor):
             raise UserError(f"{what} returns a {type(logits).__name__}{note}; it must return the logits only")
         if logits.shape != (2, num_classes):

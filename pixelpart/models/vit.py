@@ -63,10 +63,10 @@ class Block(nn.Module):
 class Patches(nn.Module):
     """One token for every patch, row by row: (b, t, width)."""
 
-    def __init__(self, size: int, patch: int, width: int) -> None:
+    def __init__(self, size: int, patch: int, width: int, channels: int) -> None:
         super().__init__()
         self.size = size
-        self.proj = nn.Conv2d(3, width, patch, stride=patch)
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
 
     def forward(self, x: Tensor) -> Tensor:
         # torch.fx can trace this; without it, the convolution would ignore pixels beyond the last full patch
@@ -82,11 +82,11 @@ class VisionTransformer(Classifier):
     other_names: ClassVar[dict[str, str | None]] = {"head.": "linear."}
     class_token = False
 
-    def __init__(self, num_classes: int, *, size: int, width: int, depth: int, heads: int) -> None:
+    def __init__(self, num_classes: int, *, size: int, width: int, depth: int, heads: int, channels: int = 3) -> None:
         super().__init__()
         patch = patch_for(size)
         self.grid = size // patch
-        self.patch_embed = Patches(size, patch, width)
+        self.patch_embed = Patches(size, patch, width, channels)
         self.pos_embed = nn.Parameter(torch.empty(1, self.grid**2 + self.class_token, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
@@ -145,8 +145,8 @@ class Deit(VisionTransformer):
 
     class_token = True
 
-    def __init__(self, num_classes: int, *, size: int, width: int, depth: int, heads: int) -> None:
-        super().__init__(num_classes, size=size, width=width, depth=depth, heads=heads)
+    def __init__(self, num_classes: int, *, size: int, width: int, depth: int, heads: int, channels: int = 3) -> None:
+        super().__init__(num_classes, size=size, width=width, depth=depth, heads=heads, channels=channels)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
 
     @property

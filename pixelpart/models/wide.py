@@ -43,12 +43,12 @@ class Stage(nn.Module):
 class WideResNet(Classifier):
     other_names: ClassVar[dict[str, str | None]] = {"sub_block1.": None}  # TRADES creates this stage and never uses it
 
-    def __init__(self, num_classes: int, *, depth: int, width: int) -> None:
+    def __init__(self, num_classes: int, *, depth: int, width: int, channels: int = 3) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6 or width < 1:
             raise UserError(f"unknown model 'wrn-{depth}-{width}'; choose a depth of 10, 16, 22, ... and a width > 0")
         blocks = (depth - 4) // 6
-        self.conv1 = conv3x3(3, 16)
+        self.conv1 = conv3x3(channels, 16)
         self.block1 = Stage(blocks, 16, 16 * width, stride=1)
         self.block2 = Stage(blocks, 16 * width, 32 * width, stride=2)
         self.block3 = Stage(blocks, 32 * width, 64 * width, stride=2)

@@ -15,12 +15,14 @@ from pixelpart.config import (
     flat,
     split_data_label,
     write_fraction,
+    write_size,
 )
 from pixelpart.data import SETS
 from pixelpart.recipes import RECIPES
 from pixelpart.report.run import Measurement
 
-FILLED_IN = ("size", "num_classes", "classes")  # by training, from the data set; the size of a folder is the user's
+# by training, from the data set; the size of a folder is the user's
+FILLED_IN = ("size", "num_classes", "classes", "channels")
 
 
 def train_command(config: Config, path: Path) -> str:
@@ -47,8 +49,14 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
     words = ["pixelpart", "evaluate", shorten(path), "--attacks", ",".join(m.attack for m in measurements)]
     words += ["--checkpoint", first.checkpoint]
     if first.dataset != config.data_label:
-        name, size, skip_bad = split_data_label(first.dataset)
-        words += ["--data", name, *(["--size", str(size)] if size else []), *(["--skip-bad"] if skip_bad else [])]
+        name, options = split_data_label(first.dataset)
+        size, skip_bad = options.get("size"), options.get("skip_bad")
+        words += [
+            "--data",
+            name,
+            *(["--size", str(write_size(size))] if size else []),
+            *(["--skip-bad"] if skip_bad else []),
+        ]
     if attacked:
         eps = next((m.eps or 0.0 for m in attacked if not m.own_eps), DEFAULT_EPS)
         steps = (m.settings["step_size"] for m in measurements if "step_size" in m.settings)

@@ -162,9 +162,10 @@ def _predicted(
 
 
 def png_uri(pixels: np.ndarray) -> str:
-    """(h, w, 3) in [0,1] as a data URI."""
+    """(h, w, 3), or (h, w, 1) for grey, in [0,1] as a data URI."""
     file = io.BytesIO()
     levels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    levels = levels[..., 0] if levels.shape[-1] == 1 else levels
     Image.fromarray(levels).save(file, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 

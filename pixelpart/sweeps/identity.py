@@ -68,6 +68,7 @@ def unused(config: Config) -> set[str]:
         "awp.": not config.awp.gamma or config.awp.after >= config.epochs,
         "holdout_seed": not config.holdout,
         "size": is_user_code(config.dataset),  # set when training starts
+        "channels": is_user_code(config.dataset),
         **dict.fromkeys(NAMES, True),
     }
     return {

@@ -152,16 +152,13 @@ def transparent_colour(path):
 
 BAD = {
     "truncated.jpg": (truncated, "cannot be decoded: .*truncated"),
-    "deep.png": (lambda p: Image.new("I;16", (9, 9), 5000).save(p), r"more than 8 bits per channel \(mode I;16\)"),
-    "deep-rgb.png": (deep_colours, r"more than 8 bits per channel \(mode RGB"),
+    "deep.tif": (lambda p: Image.new("I;16", (9, 9), 5000).save(p), r"more than 8 bits per channel \(mode I;16\)"),
     "deep.ppm": (lambda p: p.write_bytes(b"P6 9 9 65535\n" + 9 * 9 * 3 * b"\xff\x80"), "more than 8 bits per channel"),
     "deep-plain.ppm": (lambda p: p.write_text("P3 2 2 1023" + 12 * " 900"), "more than 8 bits per channel"),
     "deep.jp2": (lambda p: patched(p, b"\xff\x4f\xff\x51", 42, 8), "more than 8 bits per channel"),
     "drawing.eps": (lambda p: Image.new("RGB", (9, 9)).save(p), "is not an image in a known format"),
     "float.tif": (lambda p: Image.new("F", (9, 9)).save(p), r"more than 8 bits per channel \(mode F\)"),
     "lab.tif": (lambda p: Image.new("LAB", (9, 9)).save(p), "has colour mode LAB"),
-    "glass.png": (half_transparent, "is transparent at 45 of its pixels"),
-    "hole.png": (transparent_colour, "is transparent at 81 of its pixels"),
     "dot.png": (lambda p: Image.new("RGB", (1, 1)).save(p), "has 1x1 pixels, which is too small"),
     "notes.txt": (lambda p: p.write_text("hello"), "is not an image"),
     "gone.jpg": (lambda p: p.symlink_to("nowhere.jpg"), "cannot be decoded: No such file"),
@@ -174,7 +171,7 @@ def test_every_listed_format_is_read(tmp_path, suffix):
     if Image.registered_extensions().get(f".{suffix}") not in Image.SAVE:
         pytest.skip(f"this Pillow cannot write {suffix}")
     Image.new("RGB", (16, 16), (0, 128, 255)).save(tmp_path / f"x.{suffix}")
-    colour = image_file.read_image(tmp_path / f"x.{suffix}", 16).mean((1, 2))
+    colour = image_file.read_image(tmp_path / f"x.{suffix}", (3, 16, 16))[0].mean((1, 2))
     assert np.abs(colour - [0, 128, 255]).max() < 4
 
 
@@ -183,7 +180,56 @@ def test_a_file_that_cannot_be_used_is_refused_with_a_reason(tmp_path, name):
     make, reason = BAD[name]
     make(tmp_path / name)
     with pytest.raises(ValueError, match=reason):
-        image_file.read_image(tmp_path / name, 16)
+        image_file.read_image(tmp_path / name, (3, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "expected"),
+    [
+        (lambda p: Image.new("I;16", (9, 9), 5000).save(p), "deep.png", [19, 19, 19]),  # 5000 / 257
+        (deep_colours, "deep-rgb.png", [255, 255, 255]),  # ff80
+    ],
+)
+def test_16_bits_of_a_png_become_8(tmp_path, make, name, expected):
+    make(tmp_path / name)
+    pixels, transparent = image_file.read_image(tmp_path / name, (3, 9, 9))
+    assert (pixels == np.array(expected)[:, None, None]).all()
+    assert not transparent
+
+
+@pytest.mark.parametrize(("background", "colour"), [("white", (255, 255, 255)), ("#102030", (16, 32, 48))])
+def test_transparent_pictures_are_put_on_the_background(base, background, colour):
+    half_transparent(base / "train/cat/x.png")
+    transparent_colour(base / "train/cat/y.png")
+    options = {"size": 9, "background": background}
+    glass, hole = data.load(f"folder:{base}", **options)[0][4:6].permute(0, 2, 3, 1)
+    assert (glass[:5] == torch.tensor(colour)).all()
+    assert (glass[5:] == torch.tensor((1, 2, 3))).all()
+    assert (hole == torch.tensor(colour)).all()
+    assert data.find(f"folder:{base}", **options).transparent(None) == 2
+
+
+def grey_folder(base, mode="L"):
+    rng = np.random.default_rng(0)
+    for name in ("day", "night"):
+        (base / name).mkdir(parents=True)
+        for i in range(5):
+            Image.fromarray(rng.integers(0, 256, (8, 12), dtype=np.uint8)).convert(mode).save(base / name / f"{i}.png")
+
+
+def test_a_folder_of_grey_pictures_has_one_channel_and_one_in_colour_makes_it_three(tmp_path):
+    grey_folder(tmp_path / "grey")
+    images, _ = load(tmp_path / "grey", size="8x12")
+    assert images.shape == (8, 1, 8, 12)  # the files' own pixels
+    test, _ = load(tmp_path / "grey", "test", size=(8, 12))
+    files = sorted((tmp_path / "grey").rglob("*.png"))
+    found = {image.numpy().tobytes() for image in torch.cat((images, test))}
+    assert found == {np.asarray(Image.open(file)).tobytes() for file in files}
+    assert data.load(f"folder:{tmp_path / 'grey'}", size=8, channels=3)[0].shape == (8, 3, 8, 8)
+    (tmp_path / "grey" / "day" / "notes.txt").write_text("hello")
+    assert data.find(f"folder:{tmp_path / 'grey'}", size=8).shape == (1, 8, 8)
+    Image.new("RGB", (9, 9)).save(tmp_path / "grey" / "night" / "x.png")
+    assert data.find(f"folder:{tmp_path / 'grey'}", size=8).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize(("flags", "deep"), [(0x0C, False), (0x4C, True), (0x6C, True), (0x8C, False)])
@@ -244,7 +290,16 @@ def test_test_classes_must_be_training_classes(base):
     assert len(load(base, "test", skip_bad=True)[0]) == 6
 
 
-@pytest.mark.parametrize(("size", "message"), [(0, "pass --size"), (4, "out of range; choose 8 to 1024")])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "pass --size"),
+        (4, "out of range; choose 8 to 1024"),
+        ("16x4", "16x4 .* out of range"),
+        ("big", "'big' is not a number of pixels"),
+        ("8x8x8", "not a number of pixels"),
+    ],
+)
 def test_a_size_is_needed(base, size, message):
     with pytest.raises(UserError, match=message):
         load(base, size=size)

@@ -24,13 +24,13 @@ def paths(tmp_path):
 
 
 def decode(path):
-    return np.full((3, 8, 8), path.read_bytes()[0], np.uint8)
+    return np.full((3, 8, 8), path.read_bytes()[0], np.uint8), False
 
 
 @pytest.fixture
 def load(paths, tmp_path):
     def load(decode=decode, size=8):
-        return decode_images(paths, decode, size=size, name="photos", root=tmp_path)
+        return decode_images(paths, decode, shape=(3, size, size), name="photos", root=tmp_path)
 
     return load
 
@@ -49,7 +49,7 @@ def test_the_cache_is_used_until_a_file_changes(made, load, paths):
     assert made.stat().st_mtime_ns == before
     os.utime(paths[0], ns=(1, 1))
     load()
-    load(lambda path: decode(path)[:, :4, :4], size=4)
+    load(lambda path: (decode(path)[0][:, :4, :4], False), size=4)
     assert len(list(made.parent.glob("*.npy"))) == 3
 
 
@@ -81,6 +81,6 @@ def test_a_full_disk_is_an_error(load, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"cannot write .*photos-8-.*npy: No space left"):
+    with pytest.raises(UserError, match=r"cannot write .*photos-8x8-.*npy: No space left"):
         load()
     assert [path.name for path in (tmp_path / "decoded").iterdir()] == [".lock"]

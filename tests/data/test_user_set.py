@@ -70,7 +70,7 @@ def test_user_code_is_never_run_without_use():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_data:grey", r"returns images uint8 \(5, 16, 16\); they must be uint8 \(n, 3, size, size\)"),
+        ("own_data:grey", r"returns images uint8 \(5, 16, 16\); they must be uint8 \(n, 3 or 1, height"),
         ("own_data:mismatched", r"mismatched, train: labels have shape \(4,\); 5 images need \(5,\)"),
         ("own_data:fractions", "fractions, train: labels are float64; expected integers from 0"),
         ("own_data:from_one", "no training image has label 0"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from pixelpart import data, draws
 from pixelpart.cli.main import main
@@ -65,6 +66,23 @@ def test_a_folder_is_trained_on_and_its_run_opens_without_it(photos, capsys):
     assert main([*TRAIN, "--skip-bad"]) == 0  # the run is finished
     shutil.rmtree(photos)
     assert Run("run").load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_grey_rectangular_pictures_are_trained_on_evaluated_and_explained(photos):
+    for path in photos.rglob("*.png"):
+        Image.open(path).convert("L").save(path)
+    command = ["train", "shapes-part", "--data", "folder:photos", "--size", "24x20", *SMALL, "--burn-in.epochs", "0"]
+    assert main([*command, "--normalize", "--out", "run"]) == 0
+    run = Run("run")
+    assert (run.config.size, run.config.channels) == ((24, 20), 1)
+    assert next(run.model.parameters()).shape[1] == 1
+    assert main(EVALUATE) == 0
+    assert main(["explain", "run"]) == 0
+    arrays = load_file("run/explain.safetensors")
+    assert arrays["picture"].shape[1:] == arrays["budget"].shape[1:] == (1, 24, 20)
+    assert main(["report", "run", "--out", "report.html"]) == 0
+    shutil.rmtree(photos)
+    assert Run("run").load("last")[0](torch.rand(2, 1, 24, 20)).shape == (2, 3)
 
 
 def test_a_run_is_not_resumed_or_evaluated_on_other_images(photos, capsys):
@@ -150,6 +168,7 @@ def test_a_last_batch_of_one_image_is_an_error_if_the_model_cannot_train_on_it(p
         ({"size": 64}, "--size is for folder:PATH, not for 'shapes'"),
         ({"skip_bad": True}, "--skip-bad is for folder:PATH and tinyimagenet, not for 'shapes'"),
         ({"dataset": "folder:photos"}, "pass --size"),
+        ({"background": "black"}, "--background is for folder:PATH, not for 'shapes'"),
     ],
 )
 def test_a_config_must_fit_its_data_set(photos, settings, message):

@@ -241,7 +241,7 @@ def test_a_view_that_disagrees_with_the_model_is_not_used(error, monkeypatch):
         return forward(self, x, weight, bias) + (error if weight.dtype == BF16 else 0)
 
     monkeypatch.setattr(nn.Conv2d, "_conv_forward", erring)
-    attack_view, training_view = make_views(BF16, model, size=8, device=CPU, layout=torch.channels_last)
+    attack_view, training_view = make_views(BF16, model, shape=(3, 8, 8), device=CPU, layout=torch.channels_last)
     assert (training_view is None) == bool(error)
     assert attack_view.folded
     assert model.training

@@ -229,7 +229,7 @@ def test_dead_maps_get_eps_and_are_counted():
 def test_a_step_never_waits_for_the_device(method, overrides, kind):
     """Fake tensors have no values: reading one, or branching on one, raises."""
     plan = plan_for(method, objective={"smoothing": 0.1}, **overrides)
-    state = TrainingState(plan.model, plan.config, torch.device("cpu"), size=SIZE)
+    state = TrainingState(plan.model, plan.config, torch.device("cpu"), shape=(3, SIZE, SIZE))
     maps = (SIZE, SIZE) if plan.config.mask.source == "object" else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         train_step(state, plan.phase(0), batch_for(plan.main, kind=kind, dtype=torch.float32, maps=maps))

@@ -27,7 +27,7 @@ def corners(split):
 
 SET = data.DataSet(
     classes=("nw", "ne", "sw", "se"),
-    size=12,
+    shape=(3, 12, 12),
     mean=(0.5, 0.5, 0.5),
     std=(0.2, 0.2, 0.2),
     counts={"train": 320, "test": N},

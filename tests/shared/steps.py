@@ -24,7 +24,7 @@ def plan_for(method="part", **overrides):
 def state_for(plan, *, model=None, dtype=torch.float64, device="cpu", size=SIZE, rate=0.05):
     """A training state with its own copy of the plan's model."""
     model = copy.deepcopy(model or plan.model).to(dtype)
-    state = TrainingState(model, plan.config, torch.device(device), size=size)
+    state = TrainingState(model, plan.config, torch.device(device), shape=(3, size, size))
     state.lr.fill_(rate)
     return state
 

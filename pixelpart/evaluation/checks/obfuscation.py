@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, split_data_label
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size, split_data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation import store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
@@ -85,7 +85,7 @@ def check(
     device: torch.device | str | None = None,
     progress: Progress = silent,
     data: str | tuple[Tensor, Tensor] | None = None,
-    size: int = 0,
+    size: Size = 0,
     skip_bad: bool = False,
     root: str | Path | None = None,
     out: str | Path | None = None,
@@ -171,8 +171,8 @@ def load_surrogate(
         hint = "give another model for the same images (--surrogate RUN)"
         if name == GIVEN:
             return None, f"the images have no training set to train a surrogate on; {hint}"
-        plain, size, skip_bad = split_data_label(name)
-        if (n := sets.find(plain, size=size, skip_bad=skip_bad).counts["train"]) > MAX_TRAINING_IMAGES:
+        plain, options = split_data_label(name)
+        if (n := sets.find(plain, **options).counts["train"]) > MAX_TRAINING_IMAGES:
             return None, f"{name} has {n} training images, too many to train a surrogate during a check; {hint}"
         trained = train_surrogate(
             name, eps=checked.eps, seed=checked.seed, device=pictures.device, root=root, progress=checked.progress

@@ -29,11 +29,12 @@ def train_surrogate(
     Training is adversarial, with one PGD step and an eps that rises from 0: adversarial images of a model without
     adversarial training rarely transfer to a robust one.
     """
-    name, size, skip_bad = split_data_label(name)
-    images, labels = sets.load(name, split="train", root=root, size=size, skip_bad=skip_bad)
+    name, options = split_data_label(name)
+    images, labels = sets.load(name, split="train", root=root, **options)
     model = models.build(
         "tiny-cnn",
-        num_classes=sets.find(name, size=size, skip_bad=skip_bad).num_classes,
+        num_classes=sets.find(name, **options).num_classes,
+        channels=images.shape[1],
         generator=draws.generator(seed, "surrogate/weights"),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
