@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +54,7 @@ ADDED = {  # fields added later: at these values they do not change a run's hash
     "awp.gamma": 0.0,
     "awp.after": 0,
     "holdout_seed": "same",
+    "auto": [],
     "background": "white",
     "channels": 0,
 }
@@ -306,6 +308,8 @@ class Config(Section):
     """epochs after which a checkpoint is kept; it always is after burn-in"""
     precision: str = "fp32"
     """fp32 (the reference) or bf16 (after the first convolution; weights, pixels and head are fp32)"""
+    auto: tuple[str, ...] = ()
+    """fields that follow from the number of training images; training sets them and empties this list"""
     init_from: str = ""
     """RUN@EPOCH: start with the weights and the optimiser state of another run after that epoch"""
 
@@ -398,6 +402,21 @@ def config_from(values: Any, *, source: str) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise UserError(f"{source}: {validation_message(error)}") from None
+
+
+def with_fields(config: Config, fields: Mapping[str, Any], *, source: str) -> Config:
+    """The config with these fields, by dotted name, changed; they no longer follow from the images.
+
+    A list may be given as on the command line: 60,70.
+    """
+    values = config.model_dump()
+    for name, value in fields.items():
+        section, _, key = name.rpartition(".")
+        place = values[section] if section else values
+        listed = isinstance(place[key], list | tuple) and isinstance(value, str)
+        place[key] = [part for part in value.split(",") if part] if listed else value
+    values["auto"] = [name for name in config.auto if name not in fields]
+    return config_from(values, source=source)
 
 
 def validation_message(error: ValidationError) -> str:

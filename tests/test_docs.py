@@ -49,6 +49,7 @@ each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name
 
 SOME = 320  # images
 TINY = {"epochs": 1, "holdout": 64, "probe": 32, "batch_size": 128, "burn_in": {"epochs": 0}, "attack": {"steps": 1}}
+TINY |= {"auto": ()}
 ADDITION = re.compile(r"# (pixelpart/\S+), (new|at the end|in [A-Z]+)\n")
 OWN_FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 NOT_RUN = {".", "pip", "pre-commit"}  # shell and tools: neither is ours

@@ -113,7 +113,7 @@ def test_the_papers_other_sets_have_the_papers_settings(dataset, method):
 def test_every_recipe_has_its_own_name_and_hash():
     configs = [make() for make in RECIPES.values()]
     assert [config.recipe for config in configs] == list(RECIPES)
-    assert len({config.hash() for config in configs}) == len(RECIPES) == 54
+    assert len({config.hash() for config in configs}) == len(RECIPES) == 60
 
 
 def test_part_differs_from_its_baseline_only_in_mask_and_burn_in():
@@ -154,3 +154,20 @@ def test_a_nested_dict_changes_only_the_fields_it_names():
 def test_a_wrong_override_names_the_recipe_and_the_field(overrides, message):
     with pytest.raises(UserError, match=message):
         recipes.cifar10_part(**overrides)
+
+
+@pytest.mark.parametrize("images", [2, 48, 160, 4000, 50_000])
+def test_a_folder_recipe_fits_the_number_of_images(images):
+    config = recipes.fill_in(recipes.folder("part"), images)
+    assert config.auto == ()
+    assert config.holdout == 0 if images < 100 else 0.02 * images < config.holdout <= min(images / 5, 1024)
+    steps = -(-(images - config.holdout) // config.batch_size)
+    assert steps >= min(8, (images - config.holdout) / 16)
+    assert 30 <= config.epochs <= 100
+    assert 0 < config.burn_in.epochs < config.epochs / 2
+
+
+def test_a_given_field_stays_and_decides_what_follows_from_it():
+    config = recipes.fill_in(recipes.folder("part", epochs=8, eps=4 / 255, optim={"lr": 0.3}), 160)
+    assert (config.epochs, config.burn_in.epochs, config.optim.lr) == (8, 2, 0.3)
+    assert config.eps_low == 3.5 / 255

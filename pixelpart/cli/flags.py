@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from pixelpart.cli.arguments import Parser
-from pixelpart.config import Config, config_from, flag_of
+from pixelpart.config import Config, flag_of, with_fields
 
 
 def add_config_flags(parser: Parser, config: Config) -> None:
     """Adds one flag for every field, with the field's description and its value in this config as the default."""
     for path, description, value in _fields(config):
         shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        shown = "from the number of images" if ".".join(path) in config.auto else shown
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(value, bool) else {}  # --normalize
         parser.add_argument(
             flag_of(".".join(path)),
@@ -30,16 +31,9 @@ def add_config_flags(parser: Parser, config: Config) -> None:
 
 def apply_config_flags(config: Config, found: argparse.Namespace) -> Config:
     """The config with the values given on the command line."""
-    values = config.model_dump()
-    for path, _, old in _fields(config):
-        text = getattr(found, "config." + ".".join(path), None)
-        if text is None:
-            continue
-        section = values
-        for name in path[:-1]:
-            section = section[name]
-        section[path[-1]] = [part for part in text.split(",") if part] if isinstance(old, list | tuple) else text
-    return config_from(values, source=config.recipe)
+    names = (".".join(path) for path, _, _ in _fields(config))
+    given = {name: text for name in names if (text := getattr(found, f"config.{name}", None)) is not None}
+    return with_fields(config, given, source=config.recipe)
 
 
 def _fields(part: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str | None, Any]]:
@@ -49,5 +43,5 @@ def _fields(part: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
         value = getattr(part, name)
         if isinstance(value, BaseModel):
             yield from _fields(value, (*path, name))
-        elif name not in ("schema_version", "recipe"):
+        elif name not in ("schema_version", "recipe", "auto"):
             yield (*path, name), info.description, written[name]

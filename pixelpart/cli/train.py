@@ -54,8 +54,9 @@ def train(args: list[str]) -> None:
     if hasattr(found, "config.model"):
         models.use(config.model)
     if found.print_config:
-        build_plan(with_data_fields(config))
-        print(config.to_toml(), end="")
+        filled = with_data_fields(config)
+        build_plan(filled)
+        print((filled if config.auto else config).to_toml(), end="")
         return
     use_threads(found)
     screen = Screen(quiet=found.quiet)
@@ -85,7 +86,8 @@ def usage() -> str:
         if re.search(rf"-{first}(?=-|$)", name):
             config, about = recipe(), (getattr(recipe, "func", recipe).__doc__ or "").split("\n")[0]
             pattern = re.sub(rf"-{first}(?=-|$)", "-METHOD", name)
-            rows.append([pattern, config.model, str(config.epochs), re.split(r"[:;.] ?", about)[0]])
+            epochs = "by number" if "epochs" in config.auto else str(config.epochs)
+            rows.append([pattern, config.model, epochs, re.split(r"[:;.] ?", about)[0]])
     methods = ", ".join(
         name if name == objective else f"{name} ({objective} with a mask)" for name, objective in METHODS.items()
     )

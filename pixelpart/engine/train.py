@@ -222,7 +222,12 @@ class Trainer:
             )
 
     def report_collapse(self) -> None:
-        """Logs once when the unaveraged model starts to predict a single class; an average lags behind it."""
+        """Logs once when the unaveraged model starts to predict a single class; an average lags behind it.
+
+        The first epochs do not count: with few images they are a few steps, before which every model does so.
+        """
+        if self.position.epoch <= min(self.config.epochs // 10, 5):
+            return
         x, y = self.probe_sets[self.measured_on]
         before, view = self.collapsed_to, self.state.attack_view()
         self.collapsed_to = metrics.collapsed_class(view, x, y, chunk=self.chunk)
@@ -242,6 +247,8 @@ class Trainer:
         else:
             where = f"{self.device}" if captured else f"{self.device}, uncompiled"
             self.say(f"{config.recipe}: {config.epochs} epochs of {steps} steps on {where}, config {config.hash()}")
+            if config.recipe.startswith("folder-"):
+                self.say(training_data.settings_line(config, len(self.loader)))
         if self.plan.main.mask is not None and config.eps_low > config.eps:
             low, high = write_fraction(config.eps_low), write_fraction(config.eps)
             self.say(f"eps_low {low} is above eps {high}: marked pixels have the smaller budget")

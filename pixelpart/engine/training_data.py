@@ -10,6 +10,7 @@ from pixelpart import data, draws
 from pixelpart.config import Config, is_user_code
 from pixelpart.data.loader import Loader, as_float, split_holdout
 from pixelpart.errors import UserError
+from pixelpart.recipes import fill_in
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.world import World
 from pixelpart.types import Images, Labels
@@ -26,8 +27,14 @@ class Objects:
 
 
 def with_data_fields(config: Config) -> Config:
-    """The config with size, num_classes and classes of a user's data set, so that the run can be opened without it."""
-    entry, folder = data.of_config(config), config.dataset.startswith("folder:")
+    """The config with size, num_classes and classes of a user's data set, so that the run can be opened without it.
+
+    Also with the fields that follow from the number of training images.
+    """
+    folder = config.dataset.startswith("folder:")
+    if config.auto and not folder:
+        raise UserError(f"{config.recipe} needs a folder of pictures: pass --data folder:PATH, not {config.dataset}")
+    entry = data.of_config(config)
     if config.dataset in data.SETS:
         if config.num_classes or config.classes:
             raise UserError(f"num_classes and classes are for data sets of your own, not for {config.dataset}")
@@ -38,7 +45,17 @@ def with_data_fields(config: Config) -> Config:
     for field, value in found.items():
         if getattr(config, field) not in (0, (), value):
             raise UserError(f"{config.dataset} has {field} {value}, but the config says {getattr(config, field)}")
-    return config.model_copy(update=found)
+    return fill_in(config.model_copy(update=found), entry.counts["train"])
+
+
+def settings_line(config: Config, images: int) -> str:
+    """What was chosen for this number of pictures; every value has a flag."""
+    return (
+        f"{images} images to train on, {config.holdout} held out, {len(config.classes)} classes, "
+        f"{'grey' if config.channels == 1 else 'colour'}: --model {config.model} --augment {config.augment} "
+        f"--epochs {config.epochs} --batch-size {config.batch_size} --optim.lr {config.optim.lr:g} "
+        f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {config.burn_in.epochs}"
+    )
 
 
 def load(

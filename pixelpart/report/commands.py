@@ -22,7 +22,7 @@ from pixelpart.recipes import RECIPES
 from pixelpart.report.run import Measurement
 
 # by training, from the data set; the size of a folder is the user's
-FILLED_IN = ("size", "num_classes", "classes", "channels")
+FILLED_IN = ("size", "num_classes", "classes", "channels", "auto")
 
 
 def train_command(config: Config, path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pixelpart.config import DEFAULT_ATTACKS, Config, Section, config_from, flat, read_config, validation_message
+from pixelpart.config import DEFAULT_ATTACKS, Config, Section, flat, read_config, validation_message, with_fields
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.recipes import RECIPES
 from pixelpart.sweeps.work import Job
@@ -52,6 +52,7 @@ def read_grid(path: Path) -> Grid:
 
 
 def _jobs(file: GridFile) -> list[Job]:
+    from pixelpart.engine.training_data import with_data_fields
     from pixelpart.evaluation.attack_spec import parse_attack
 
     attacks = file.attacks.split(",") if isinstance(file.attacks, str) else file.attacks
@@ -68,7 +69,9 @@ def _jobs(file: GridFile) -> list[Job]:
     labels: dict[str, str] = {}
     for arm in _arms(file):
         label = " ".join(f"{name}={value}" for name, value in arm.items())
-        config = config_from(_changed(base, arm), source=label)
+        config = with_fields(base, arm, source=label)
+        if config.dataset.startswith("folder:"):
+            config = with_data_fields(config)  # what follows from the pictures is part of a run's identity
         job = Job(config, tuple(attacks), file.checkpoint, file.images, file.split)
         if job.id in jobs:
             raise UserError(f"two arms are the same run: {labels[job.id]} and {label}")
@@ -95,7 +98,7 @@ def _arms(file: GridFile) -> list[Values]:
 
 def _by_name(values: Values, part: str, prefix: str = "") -> Values:
     """The values by dotted name, as in "mask.rule", which may also be written as nested tables or with dashes."""
-    known = [name for name in flat(Config()) if name not in ("schema_version", "recipe")]
+    known = [name for name in flat(Config()) if name not in ("schema_version", "recipe", "auto")]
     found: Values = {}
     for key, value in values.items():
         name = prefix + ("dataset" if key == "data" else key.replace("-", "_"))
@@ -106,13 +109,3 @@ def _by_name(values: Values, part: str, prefix: str = "") -> Values:
         else:
             found[name] = value
     return found
-
-
-def _changed(base: Config, fields: Values) -> Values:
-    values = base.model_dump()
-    for name, value in fields.items():
-        section, _, key = name.rpartition(".")
-        place = values[section] if section else values
-        listed = isinstance(place[key], list | tuple) and isinstance(value, str)  # "60,70", as a flag has it
-        place[key] = [part for part in value.split(",") if part] if listed else value
-    return values

@@ -46,7 +46,7 @@ def test_every_field_has_a_flag_with_help(part):
     add_config_flags(parser, part)
     flags = {flag for action in parser._actions for flag in action.option_strings}
     fields = {flag_of(name) for name in flat(part)}
-    assert fields - {"--schema-version", "--recipe"} == flags - {"-h", "--help"}
+    assert fields - {"--schema-version", "--recipe", "--auto"} == flags - {"-h", "--help"}
     assert all(len(action.help) > 10 for action in parser._actions)
     assert "100%%" not in parser.format_help()
 

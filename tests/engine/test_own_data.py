@@ -68,11 +68,31 @@ def test_a_folder_is_trained_on_and_its_run_opens_without_it(photos, capsys):
     assert Run("run").load("last")[0](torch.rand(2, 3, 16, 16)).shape == (2, 3)
 
 
+def test_a_folder_recipe_writes_what_it_chose_and_resumes(photos, capsys):
+    """24 training images: too few to hold some out; a flag decides what follows from it."""
+    half = Image.new("RGBA", (20, 24), (0, 0, 0, 0))
+    half.save(photos / "light" / "0.png")
+    command = ["train", "folder-part", "--data", "folder:photos", "--size", "16", "--epochs", "4", "--eps", "16/255"]
+    command += ["--attack.steps", "1", "--quiet", "--out"]
+    assert main([*command, "run"]) == 0
+    config = Run("run").config
+    assert (config.holdout, config.batch_size, config.epochs, config.burn_in.epochs) == (0, 16, 4, 1)
+    assert (config.eps_low, config.auto) == (14 / 255, ())
+    log = (photos.parent / "run" / "log.txt").read_text()
+    assert "24 images to train on, 0 held out, 3 classes, colour: --model tiny-cnn" in log
+    assert log.count("transparent pictures (1) are put on white") == 1
+    assert main([*command, "run"]) == 0  # finished
+    assert main(["train", "run/config.json", "--quiet", "--out", "again"]) == 0
+    assert Run("again").config == config
+    assert main([*command, "run", "--background", "sky"]) == 2
+    assert "background: 'sky' is not a colour such as black" in capsys.readouterr().err
+
+
 def test_grey_rectangular_pictures_are_trained_on_evaluated_and_explained(photos):
     for path in photos.rglob("*.png"):
         Image.open(path).convert("L").save(path)
-    command = ["train", "shapes-part", "--data", "folder:photos", "--size", "24x20", *SMALL, "--burn-in.epochs", "0"]
-    assert main([*command, "--normalize", "--out", "run"]) == 0
+    command = ["train", "folder-part", "--data", "folder:photos", "--size", "24x20", "--epochs", "2", "--quiet"]
+    assert main([*command, "--normalize", "--attack.steps", "1", "--out", "run"]) == 0
     run = Run("run")
     assert (run.config.size, run.config.channels) == ((24, 20), 1)
     assert next(run.model.parameters()).shape[1] == 1
@@ -169,6 +189,8 @@ def test_a_last_batch_of_one_image_is_an_error_if_the_model_cannot_train_on_it(p
         ({"skip_bad": True}, "--skip-bad is for folder:PATH and tinyimagenet, not for 'shapes'"),
         ({"dataset": "folder:photos"}, "pass --size"),
         ({"background": "black"}, "--background is for folder:PATH, not for 'shapes'"),
+        ({"auto": ["epochs"]}, "needs a folder of pictures: pass --data folder:PATH, not shapes"),
+        ({"dataset": "folder:", "auto": ["epochs"]}, "no folder is given; pass --data folder:PATH"),
     ],
 )
 def test_a_config_must_fit_its_data_set(photos, settings, message):
