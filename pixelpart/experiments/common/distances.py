@@ -1,20 +1,24 @@
 """Arms next to the curve that uniform budgets draw: D with its interval for each, and the figure."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pixelpart.evaluation.frontier import (
     Arm,
+    Distance,
     distance,
     distance_difference,
     fit_curve,
     negative_control,
     pooled_deviation,
+    secant_distance,
     smallest_effect,
 )
-from pixelpart.evaluation.frontier_study import StudyDesign, simulate_studies, verdict
+from pixelpart.evaluation.frontier_study import StudyDesign, seed_correlation, simulate_studies, verdict
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.tables import Table
@@ -58,27 +62,29 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
     rows, found = [], {}
     for label in others:
         d = distance(arms[label], uniform)
-        if d.estimate is None:
-            found[label] = d.as_json()
-            rows.append([label, str(d), "", ""])
-            continue
-        seen = smallest_effect(d, confidence=0.95)
-        found[label] = d.as_json() | {"smallest effect": seen}
-        rows.append([label, str(d), f"{100 * seen:.2f}", str(verdict(arms[label], uniform))])
-    head = ["arm", "D, points [95 % interval]", "smallest effect seen with 80 %", "verdict (97.5 %)"]
+        found[label], row = d.as_json(), [label, str(d), ends(d)]
+        if d.estimate is not None:
+            seen, judged = smallest_effect(d), str(verdict(arms[label], uniform)).partition(";")[0]
+            found[label] |= {"smallest effect": seen, "verdict": judged}
+            row += [f"{100 * seen:.2f}", judged]
+        rows.append([*row, "", ""][:5])
+    head = ["arm", "D, points [95 % interval]", "97.5 % interval", "smallest effect, 80 % power", "verdict"]
     tables = [Table("Distance from the uniform curve", head, rows)]
     apart = {f"{a} - {b}": distance_difference(arms[a], arms[b], uniform) for a, b in pairs}
     if apart:
-        lines = [[name, str(d)] for name, d in apart.items()]
-        tables.append(Table("Differences of D", ["arms", "points [95 % interval]"], lines))
-    checks = [
-        [f"D of {label} from the others", str(d)] for label, d in zip(known, negative_control(uniform), strict=True)
-    ]
+        lines = [[name, str(d), ends(d)] for name, d in apart.items()]
+        tables.append(Table("Differences of D", ["arms", "points [95 % interval]", "97.5 % interval"], lines))
     deviation = pooled_deviation(list(arms.values()), uniform)
-    checks.append(["deviation of y between seeds, points", f"{100 * deviation:.2f}"])
     results.analysis |= {
         "distances": found, "differences": {name: d.as_json() for name, d in apart.items()}, "deviation": deviation,
     }  # fmt: skip
+    checks = [
+        *([f"D of {label} from the others", str(d)] for label, d in zip(known, negative_control(uniform), strict=True)),
+        *([f"{label} - U7.5, along the secant from U7 to U8", str(d)] for label, d in secants(arms, others).items()),
+        ["deviation of y between seeds, points", f"{100 * deviation:.2f}"],
+    ]
+    alike = seed_correlation(list(arms.values()), uniform)
+    checks += [] if math.isnan(alike) else [["correlation of y between the arms of a seed", f"{alike:.2f}"]]
     near = [label for label in others if found[label]["estimate"] is not None]
     if simulate and near:
         alarms = simulate_studies(StudyDesign.like([arms[near[0]]], uniform), studies=STUDIES)
@@ -87,25 +93,69 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
     return [*tables, Table("Checks", ["what", "found"], checks)]
 
 
+def ends(d: Distance, confidence: float = 0.975) -> str:
+    if d.estimate is None:
+        return ""
+    low, high = d.interval(confidence)
+    return f"[{100 * low:+.2f}, {100 * high:+.2f}]"
+
+
+def secants(arms: dict[str, Arm], others: Sequence[str]) -> dict[str, Distance]:
+    """D without a fitted curve, if the three uniform arms that it needs are there."""
+    if not {"U7", "U7.5", "U8"} <= arms.keys():
+        return {}
+    return {label: secant_distance(arms[label], arms["U7.5"], (arms["U7"], arms["U8"])) for label in others}
+
+
 def plot_frontier(results: Results) -> Figure:
-    """Natural against robust accuracy: the uniform curve with its band, every arm as a point with its error."""
+    """Natural against robust accuracy with the uniform curve and its band; next to it D of every other arm.
+
+    All arms have the same images, so D is known better than points and band: its interval is in the second panel.
+    """
     known = uniform_arms(results)
-    figure, axes = plots.plane(results, y=ROBUST, first=known)
-    ready = [label for label in known if len(results.runs[label]) > 0]
+    others = [label for label in results.arms if label not in known]
+    ready = [label for label in known if results.runs[label]]
     with plots.style():
+        height = max(4.4, 1.2 + 0.27 * len(others))
+        figure = Figure(figsize=(10.0, height), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+        for one in (left, right):
+            plots.calm(one)
+        figure.suptitle(plots.heading(results), fontsize=9.5, x=0.01, ha="left")
+        plots.plane(left, results, y=ROBUST, first=known)
+        left.set_title("grey: uniform budgets, their curve and its band")
         arms = [study_arm(results, label) for label in ready]
         if has_curve(arms):
-            curve = fit_curve(arms)
-            across = np.linspace(min(a.mean_natural for a in arms), max(a.mean_natural for a in arms), 60)
-            axes.plot(100 * across, [100 * curve.at(n) for n in across], color=plots.FAINT, linewidth=1.2, zorder=1)
-            if min(arm.runs for arm in arms) > 1:
-                low, high = np.array([curve.band(n) for n in across]).T
-                axes.fill_between(
-                    100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0
-                )
-        found = results.analysis.get("distances", {})
-        if seen := [d["smallest effect"] for d in found.values() if d["estimate"] is not None]:
-            least = " to ".join(f"{100 * value:.1f}" for value in sorted({min(seen), max(seen)}))
-            text = f"grey: curve of uniform budgets, 95 % band\nsmallest distance seen with 80 %: {least} points"
-            axes.text(0.02, 0.02, text, transform=axes.transAxes, fontsize=8, color=plots.INK, va="bottom")
-    return figure
+            _curve(left, arms)
+        _distances(right, results, known, others)
+        return figure
+
+
+def _curve(axes: Axes, arms: Sequence[Arm]) -> None:
+    curve = fit_curve(arms)
+    across = np.linspace(min(arm.mean_natural for arm in arms), max(arm.mean_natural for arm in arms), 60)
+    axes.plot(100 * across, [100 * curve.at(n) for n in across], color=plots.FAINT, linewidth=1.2, zorder=1)
+    if min(arm.runs for arm in arms) > 1:
+        low, high = np.array([curve.band(n) for n in across]).T
+        axes.fill_between(100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0)
+
+
+def _distances(axes: Axes, results: Results, known: Sequence[str], others: Sequence[str]) -> None:
+    """A row per arm: D with its interval, on a bar that ends at the smallest effect that would be seen."""
+    found = results.analysis.get("distances", {})
+    for row, arm in enumerate(others):
+        d, look = found.get(arm, {"estimate": None}), plots.point(results, arm, known)
+        if d["estimate"] is not None:
+            seen, (low, high) = 100 * d["smallest effect"], (100 * end for end in d["interval"])
+            axes.barh(row, 2 * seen, left=-seen, height=0.7, color=plots.FAINT, alpha=0.2, linewidth=0)
+            axes.plot([low, high], [row, row], color=look["color"], linewidth=1.6, solid_capstyle="butt")
+            axes.plot(100 * d["estimate"], row, look["fmt"], color=look["color"], markersize=5)
+        else:  # the row is only the legend of the other panel
+            axes.plot(0, row, look["fmt"], color=look["color"], markersize=5, markerfacecolor="white")
+            text = "outside the curve's range" if arm in found else "no D yet"
+            axes.annotate(text, (0, row), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center")
+    axes.axvline(0, color=plots.FAINT, linewidth=1.2, zorder=1)
+    axes.set_yticks(range(len(others)), others)
+    axes.set_ylim(len(others) - 0.5, -0.5)
+    axes.set_xlabel(f"D, points of {plots.shown_name(ROBUST)} accuracy")
+    axes.set_title("distance from the curve; grey: up to the smallest\neffect that would be seen (80 % power, level .025)")

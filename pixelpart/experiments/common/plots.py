@@ -126,7 +126,8 @@ def lines(
 ) -> Figure:
     """A line per arm over a number; `panels_of` has the column of each number, for every panel's title."""
     with style():
-        figure, axes = panels(len(panels_of), width=3.6, height=3.3, title=heading(results))
+        title = heading(results, intervals=results.scale == "paper")
+        figure, axes = panels(len(panels_of), width=3.6 if len(panels_of) > 1 else 5.0, height=3.3, title=title)
         for one, (title, columns) in zip(axes, panels_of.items(), strict=True):
             for arm in arms or results.arms:
                 line(one, results, arm, {x: results.cell(arm, column) for x, column in columns.items()})
@@ -139,7 +140,7 @@ def lines(
 
 
 def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None]) -> None:
-    """An arm with its interval as a band; dashed where it is a baseline; the paper's as hollow diamonds."""
+    """An arm, dashed where it is a baseline; at paper scale its interval as a band, the paper's as hollow diamonds."""
     known = {x: cell for x, cell in cells.items() if cell is not None and not math.isnan(cell.mean)}
     hue = colour(results, arm)
     dash = (0, (4, 2)) if is_baseline(results, arm) else "-"
@@ -156,29 +157,29 @@ def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None
         axes.plot(list(papers), list(papers.values()), "D", color=hue, markersize=4, markerfacecolor="none")
 
 
-def plane(results: Results, *, x: str = "natural", y: str, first: Sequence[str] = ()) -> tuple[Figure, Axes]:
+def plane(axes: Axes, results: Results, *, x: str = "natural", y: str, first: Sequence[str]) -> None:
     """Each arm as a point with its error, natural against robust accuracy; the arms in `first` in grey."""
-    with style():
-        figure, (axes,) = panels(1, width=6.4, height=4.6, title=heading(results))
-        others = [arm for arm in results.arms if arm not in first]
-        for arm in results.arms:
-            across, up = results.cell(arm, x), results.cell(arm, y)
-            if not (across and up and across.values and up.values):
-                continue
-            hue = FAINT if arm in first else COLOURS[others.index(arm) % len(COLOURS)]
-            marker = "s" if arm in first else MARKERS[others.index(arm) // len(COLOURS) % len(MARKERS)]
+    for arm in results.arms:
+        across, up = results.cell(arm, x), results.cell(arm, y)
+        if across and up and across.values and up.values:
             axes.errorbar(
-                across.mean, up.mean, xerr=_errors(across), yerr=_errors(up), fmt=marker, color=hue, markersize=5,
-                elinewidth=0.8, alpha=0.95, label=None if arm in first else arm,
+                across.mean, up.mean, xerr=_errors(across), yerr=_errors(up), markersize=5, elinewidth=0.8, alpha=0.95,
+                **point(results, arm, first),
             )  # fmt: skip
             if arm in first:
                 where = {"xytext": (4, 5), "textcoords": "offset points"}
                 axes.annotate(arm, (across.mean, up.mean), fontsize=8, color=INK, **where)  # type: ignore[arg-type]
-        axes.set_xlabel(f"{shown_name(x)} accuracy, %")
-        axes.set_ylabel(f"{shown_name(y)} accuracy, %")
-        if others:
-            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        return figure, axes
+    axes.set_xlabel(f"{shown_name(x)} accuracy, %")
+    axes.set_ylabel(f"{shown_name(y)} accuracy, %")
+
+
+def point(results: Results, arm: str, first: Sequence[str]) -> dict[str, Any]:
+    """Colour and marker of an arm; the arms in `first` are grey squares."""
+    others = [one for one in results.arms if one not in first]
+    if arm in first:
+        return {"color": FAINT, "fmt": "s"}
+    place = others.index(arm)
+    return {"color": COLOURS[place % len(COLOURS)], "fmt": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 
 
 def _errors(cell: Cell) -> list[list[float]] | None:
