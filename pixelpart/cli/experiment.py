@@ -43,12 +43,14 @@ def experiment(args: list[str]) -> int:
         seeds=found.seeds, source=found.source, workers=found.workers, threads=found.threads or 1, device=found.device,
         on=found.on, screen=screen,
     )  # fmt: skip
-    print(json.dumps(outcome.results.as_json(), indent=2) if found.json else outcome.text)
+    shown = outcome.results.as_json() if outcome.results else {"waits": outcome.text}
+    print(json.dumps(shown, indent=2) if found.json else outcome.text)
     for state in outcome.failed:
         screen.say(f"failed: {state.folder}: {state.error}")
     if outcome.missing:
         screen.say(f"{len(outcome.missing)} of {len(outcome.states)} runs are not finished; run the command again")
-    screen.say(f"table.md, figure.png and result.json are in {outcome.folder}")
+    if outcome.results:
+        screen.say(f"table.md, figure.png and result.json are in {outcome.folder}")
     return 1 if outcome.failed else 0
 
 

@@ -33,12 +33,13 @@ def plot(results: Results) -> Figure:
 EXPERIMENT = Experiment(
     arms=arms,
     attacks=ATTACKS,
-    measures=("pixelpart.experiments.frontier:measure",),
+    measures=("pixelpart.experiments.sensitivity:measure",),
     columns=lambda scale: (*ATTACKS[scale.name], *(("|g| on object",) if scale.name == "demo" else ())),
     baselines=pairs,
     scales={"paper": FAST, "demo": DEMO},
     seeds={"paper": range(100, 108), "demo": range(1)},
     fewer={"U6": 4, "8|4 blobs": 4, "8|4 inverted": 4},
+    blind=("paper",),  # its runs are the study's
     plot=plot,
     notes=(
         "CAM - shuffled: placement and area of the mask; CAM - flat: placement; flat - U: hidden weighting of images.",

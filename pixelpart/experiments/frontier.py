@@ -1,30 +1,16 @@
-"""Is it the pixels? Each policy's distance from the curve of robust over natural accuracy that uniform budgets draw.
-
-And the share of |g| on the object: training with budget b adds about sum b |g| to the loss, so that a lower budget
-makes sensitivity cheaper exactly there.
-"""
+"""Is it the pixels? Each policy's distance from the curve of robust over natural accuracy that uniform budgets draw."""
 
 from dataclasses import replace
-from typing import Any
 
-import torch
-
-from pixelpart import data
-from pixelpart.data import as_float
 from pixelpart.experiments.common.distances import distances, plot_frontier
 from pixelpart.experiments.common.experiment import Experiment, More
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table
-from pixelpart.losses import ce
-from pixelpart.runs import Run
-from pixelpart.runtime.device import choose_device
-from pixelpart.sweeps.work import Job
 
 UNIFORM = {"paper": (5, 6, 7, 7.5, 8, 9), "demo": (4, 6, 8, 10, 12)}  # levels of 255
 CONTROLS = {"paper": ("shuffled", "flat", "blobs", "inverted"), "demo": ("shuffled", "flat", "inverted")}
 FULL_DEMO = replace(DEMO, epochs=12, burn_in=3, images=1000, settings={}, looks=())  # the recipe's own length
-CHUNK, TINY = 250, 1e-12
 
 
 def arms(scale: Scale) -> Arms:
@@ -43,24 +29,6 @@ def eight_four(scale: Scale, controls: tuple[str, ...]) -> Arms:
     return found | {f"8|4 {one}": scale.config("part", eps_low=4 / 255, mask={"control": one}) for one in controls}
 
 
-def measure(run: Run, job: Job) -> dict[str, Any]:
-    """The share of sum |g| on the object over its share of the area, mean over images; g = d CE / d x, clean images."""
-    dataset, device = data.of_config(run.config), choose_device(None)
-    if dataset.masks is None:
-        return {"columns": {}}
-    images, labels = data.load(run.config.dataset, split="test")
-    inside = dataset.masks("test")
-    model, ratios, dropped = run.load(job.checkpoint)[0].to(device), [], 0
-    for index in torch.arange(len(images))[: job.images].split(CHUNK):
-        x = as_float(images[index].to(device)).requires_grad_()
-        grads = torch.autograd.grad(ce(model(x), labels[index].to(device)).sum(), x)[0].abs().sum(1).double().cpu()
-        total, on = grads.sum((1, 2)), (grads * inside[index]).sum((1, 2))
-        alive = total > TINY
-        dropped += int((~alive).sum())
-        ratios.append((on / total / inside[index].double().mean((1, 2)))[alive])
-    return {"columns": {"|g| on object": float(torch.cat(ratios).mean())}, "dropped": dropped}
-
-
 def analyse(results: Results, more: More) -> list[Table]:
     pairs = [("8|4 CAM", other) for other in results.arms if other.startswith("8|4") and other != "8|4 CAM"]
     return distances(results, pairs, simulate=True)
@@ -69,11 +37,12 @@ def analyse(results: Results, more: More) -> list[Table]:
 EXPERIMENT = Experiment(
     arms=arms,
     attacks={"paper": ("natural", "apgd"), "demo": ("natural", "apgd")},
-    measures=("pixelpart.experiments.frontier:measure",),
+    measures=("pixelpart.experiments.sensitivity:measure",),
     columns=lambda scale: ("natural", "apgd", "|g| on object") if scale.name == "demo" else ("natural", "apgd"),
     scales={"paper": FAST, "demo": FULL_DEMO},
     seeds={"paper": range(100, 108), "demo": range(3)},
     fewer={"U5": 4, "U6": 4, "U7": 4, "U9": 4, "8|4 blobs": 4, "8|4 inverted": 4},
+    blind=("paper",),
     analyse=analyse,
     plot=plot_frontier,
     notes=(

@@ -158,4 +158,6 @@ def _distances(axes: Axes, results: Results, known: Sequence[str], others: Seque
     axes.set_yticks(range(len(others)), others)
     axes.set_ylim(len(others) - 0.5, -0.5)
     axes.set_xlabel(f"D, points of {plots.shown_name(ROBUST)} accuracy")
-    axes.set_title("distance from the curve; grey: up to the smallest\neffect that would be seen (80 % power, level .025)")
+    axes.set_title(
+        "distance from the curve; grey: up to the smallest\neffect that would be seen (80 % power, level .025)"
+    )

@@ -13,7 +13,7 @@ from pixelpart import experiments
 from pixelpart.config import DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError, choose
 from pixelpart.experiments.common.paper import Numbers
-from pixelpart.experiments.common.results import Pairs, Results, RunResult, read_run
+from pixelpart.experiments.common.results import Pairs, Results, read_run
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
 from pixelpart.experiments.common.tables import Table, markdown
 from pixelpart.files import atomic_write
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Attacks = Mapping[str, tuple[str, ...]]  # by scale
+Found = dict[str, list[tuple[Job, Path]]]  # jobs and the folders of their runs, by arm
 More = Callable[..., Results]  # further runs: more(arms, attacks=..., split=...)
 
 FOUR: Attacks = {
@@ -33,7 +34,7 @@ FOUR: Attacks = {
     "demo": ("natural", "pgd20", "mma20", "apgd"),  # of AutoAttack's four parts the two that break nearly all
 }
 
-
+BLIND = "Blind: no result is shown before all are there."
 STEP_SIZES = {"svhn": 1 / 255}  # of the attacks, as in the paper
 
 
@@ -64,17 +65,23 @@ class Experiment:
     scales: Mapping[str, Scale] = field(default_factory=lambda: SCALES)
     data: tuple[str, ...] = ("cifar10",)  # choices of --data at paper scale
     checkpoint: str = "last"
+    blind: tuple[str, ...] = ()  # scales at which no result is read or shown before all runs are there
+    rule: str = ""  # of a blind experiment: what is decided once they are there
+    withhold: Callable[[Results], str] = lambda results: ""  # why results are not shown even then
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `run_experiment` leaves: results, the folder with result.json, table.md and figure.png, and job states."""
+    """What `run_experiment` leaves: results, the folder with result.json, table.md and figure.png, and job states.
 
-    results: Results
+    There are no results and no files while a blind experiment withholds them.
+    """
+
+    results: Results | None
     folder: Path
     states: list[JobState]
-    text: str  # of table.md
+    text: str  # of table.md, or why there is none
 
     @property
     def failed(self) -> list[JobState]:
@@ -83,6 +90,13 @@ class Outcome:
     @property
     def missing(self) -> list[JobState]:
         return [state for state in self.states if state.state not in ("done", "failed")]
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run has trained all its epochs."""
+    folder = RunFolder(path)
+    rows = folder.read_metrics()
+    return bool(rows) and rows[-1]["epoch"] == folder.read_config().epochs
 
 
 def load(name: str) -> Experiment:
@@ -113,7 +127,7 @@ class Runner:
     settings: dict[str, Any] = field(default_factory=dict)  # of run_jobs
     states: list[JobState] = field(default_factory=list)
 
-    def runs(self, arms: Arms, **request: Any) -> dict[str, list[RunResult]]:
+    def find(self, arms: Arms, **request: Any) -> Found:
         """The finished runs of each arm; training and attacks come first, then measures, which may use other runs."""
         own = self.experiment
         usual: dict[str, Any] = {"checkpoint": own.checkpoint, "images": self.scale.images, "split": own.split}
@@ -126,7 +140,7 @@ class Runner:
         }
         every = [job for group in jobs.values() for job in group]
         if self.source is not None:
-            folders = find_runs(every, self.source)
+            folders = {id: path for id, path in find_runs(every, self.source).items() if is_finished(path)}
         else:
             states = run_jobs(every, self.out, **self.settings) if every else []
             if own.measures and all(state.state == "done" for state in states):
@@ -134,11 +148,29 @@ class Runner:
                 states = run_jobs(every, self.out, **self.settings)
             self.states += states
             folders = {state.job.id: state.folder for state in states if state.state == "done"}
-        columns = (*self.columns, *request["attacks"], *own.reads)
-        return {
-            label: [read_run(job, folders[job.id], columns) for job in group if job.id in folders]
-            for label, group in jobs.items()
-        }
+        return {label: [(job, folders[job.id]) for job in group if job.id in folders] for label, group in jobs.items()}
+
+    def waiting(self, found: Found) -> str:
+        """How many runs a blind experiment still waits for; "" if all are there, or if it is not blind."""
+        counts = {label: (len(runs), self.requested(label)) for label, runs in found.items()}
+        if self.scale.name not in self.experiment.blind or all(there >= n for there, n in counts.values()):
+            return ""
+        total, rule = sum(n for _, n in counts.values()), self.experiment.rule
+        there = sum(min(pair) for pair in counts.values())
+        arms = ", ".join(f"{label} {there} of {n}" for label, (there, n) in counts.items())
+        return f"{there} of {total} runs are there: {arms}.\n{BLIND}{f' {rule}' * bool(rule)}\n"
+
+    def unevaluated(self, results: Results) -> str:
+        """Which runs of a blind experiment lack results per image; "" if none does, or if it is not blind."""
+        runs = [run for group in results.runs.values() for run in group if not {*self.attacks} <= run.flags.keys()]
+        if self.scale.name not in self.experiment.blind or not runs:
+            return ""
+        names = ", ".join(str(run.folder) for run in runs)
+        return f"All runs are there, but not evaluated with {', '.join(self.attacks)}: {names}.\n{BLIND}\n"
+
+    def requested(self, label: str) -> int:
+        """The number of seeds of an arm."""
+        return len(self.seeds[: self.experiment.fewer.get(label)])
 
     def seeds_of(self, label: str) -> Sequence[int]:
         """The seeds of an arm; those of all runs below `source` if they are only looked for."""
@@ -162,14 +194,16 @@ class Runner:
     def attacks(self) -> tuple[str, ...]:
         return tuple(self.experiment.attacks.get(self.scale.name, ()))
 
-    def results(self, name: str, arms: Arms, **request: Any) -> Results:
+    def results(self, name: str, arms: Arms, found: Found) -> Results:
         own, listed = self.experiment, experiments.EXPERIMENTS[name]
-        columns = list(self.columns if own.columns else request.get("attacks", self.attacks))
-        runs = self.runs(arms, **request)
+        asked = dict.fromkeys(attack for runs in found.values() for job, _ in runs for attack in job.attacks)
+        columns = list(self.columns if own.columns else asked or self.attacks)
+        read = (*self.columns, *asked, *own.reads)
+        runs = {label: [read_run(job, folder, read) for job, folder in group] for label, group in found.items()}
         return Results(
             name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
-            own.paper(self.scale), own.baselines(arms),
-            {label: len(self.seeds[: own.fewer.get(label)]) for label in arms}, notes=list(own.notes),
+            own.paper(self.scale), own.baselines(arms), {label: self.requested(label) for label in arms},
+            notes=list(own.notes),
         )  # fmt: skip
 
 
@@ -190,7 +224,7 @@ def run_experiment(
     """Trains and evaluates what is missing, then writes result.json, table.md and figure.png to out/name.
 
     The runs are in out/runs and shared by all experiments. With `source`, finished runs are looked for below that
-    folder, and nothing is trained.
+    folder, and nothing is trained. A blind experiment writes nothing before all runs are there.
     """
     experiment = load(name)
     chosen = choose_scale(experiment, scale, data)
@@ -198,15 +232,25 @@ def run_experiment(
         raise UserError(f"no folder {source}")
     settings = {"workers": workers, "threads": threads, "device": device, "on": on, "screen": screen or Screen()}
     usual = experiment.seeds[scale]
+    if scale in experiment.blind and seeds and seeds < len(usual):
+        raise UserError(
+            f"{name} at scale {scale} is blind until all {len(usual)} seeds are there; --seeds {seeds} is less"
+        )
     chosen_seeds = range(usual.start, usual.start + (seeds or len(usual)))
     runner = Runner(experiment, chosen, out, chosen_seeds, source, settings)
-    results = runner.results(name, experiment.arms(chosen))
+    folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
+    arms = experiment.arms(chosen)
+    found = runner.find(arms)
+    if reason := runner.waiting(found):
+        return Outcome(None, folder, runner.states, reason)
+    results = runner.results(name, arms, found)
+    if reason := runner.unevaluated(results) or experiment.withhold(results):
+        return Outcome(None, folder, runner.states, reason)
 
     def more(arms: Arms, **request: Any) -> Results:
-        return runner.results(name, arms, **request)
+        return runner.results(name, arms, runner.find(arms, **request))
 
     tables = experiment.analyse(results, more)
-    folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     text = markdown(results, tables)
     atomic_write(folder / "result.json", json.dumps(results.as_json(), indent=2, allow_nan=False) + "\n")
     atomic_write(folder / "table.md", text)

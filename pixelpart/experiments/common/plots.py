@@ -14,7 +14,12 @@ from pixelpart.experiments.common.results import Cell, Results
 
 COLOURS = ("#1f5fa8", "#b8480f", "#0d7468", "#7a3fb0", "#86650a", "#b02568", "#4b721b", "#55606e")
 INK, FAINT = "#222222", "#8a8f98"
-UNITS = {"|g| on object": "|g| on object, over area", "s/epoch": "seconds an epoch", "memory": "memory, MiB"}
+UNITS = {
+    "|g| on object": "|g| on object, over area",
+    "after PGD-10": "after PGD-10, over area",
+    "s/epoch": "seconds an epoch",
+    "memory": "memory, MiB",
+}
 MARKERS = ("o", "^", "D", "v")
 NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD"}
 

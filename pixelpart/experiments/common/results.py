@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.config import Config
+from pixelpart.errors import UserError
 from pixelpart.evaluation.statistics import difference, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.experiments.common.paper import Number, Numbers
@@ -183,9 +184,10 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
 
 
 def _entry(job: Job, column: str, folder: Path) -> dict[str, Any] | None:
-    if column not in job.attacks:
+    try:
+        found = find_entry(job, column, folder)
+    except UserError:  # the column is not an attack
         return None
-    found = find_entry(job, column, folder)
     if found is None and not job.config.holdout:  # then best and last are the same weights
         found = find_entry(replace(job, checkpoint="best" if job.checkpoint == "last" else "last"), column, folder)
     return found

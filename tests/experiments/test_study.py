@@ -1,0 +1,117 @@
+"""The study's first stage on made-up runs: blind until all are there, then the deviation, then D."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from pixelpart.cli.main import main
+from pixelpart.evaluation.attack_spec import parse_attack
+from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.store import add_entry, fingerprint, sealed
+from pixelpart.experiments.common import distances
+from pixelpart.experiments.common.experiment import load
+from pixelpart.experiments.study import EXTENDED, PART
+
+N = 2000
+NATURAL = {"U6": 1260, "U7": 1230, "U7.5": 1210, "U8": 1190, "U9": 1150, PART: 1215}  # correct images
+ROBUST = {"U6": 800, "U7": 850, "U7.5": 871, "U8": 890, "U9": 921, PART: 880}
+
+
+def add_run(root, label, seed, shift=0):
+    """A finished run of this arm: the first images are classified correctly, `shift` more under attack."""
+    own = load("study")
+    config = own.arms(own.scales["paper"])[label].model_copy(update={"seed": seed})
+    folder = root / f"{label.replace('|', '-')} {seed}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config.to_json())
+    row = {"epoch": config.epochs, "budget_mean": config.eps, "seconds": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    for attack, correct in (("natural", NATURAL[label]), ("apgd", ROBUST[label] + shift)):
+        spec, flags = parse_attack(attack), np.arange(N) < correct
+        key = hashlib.sha256(f"{folder} {attack}".encode()).hexdigest()[:32]
+        entry = {
+            "attack": attack, "subject": "run", "checkpoint": "last", "dataset": "cifar10", "split": "test",
+            "accuracy": correct / N, "interval": list(wilson(correct, N)), "correct": correct, "n": N, "eps": spec.eps,
+            "settings": {}, "seed": spec.seed, "precision": "fp32", "warnings": [], "seconds": 1.0,
+            "fingerprint": fingerprint(flags), "key": key, "probe": [],
+        }  # fmt: skip
+        add_entry(folder, sealed(entry), flags)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    def make(shift=0):
+        """All 36 runs; seeds differ by up to `shift` images."""
+        for label in NATURAL:
+            for seed in range(100, 108 if label in EXTENDED else 104):
+                add_run(tmp_path / "runs", label, seed, shift=shift * (-1) ** seed)
+        return tmp_path / "runs"
+
+    return make
+
+
+@pytest.fixture
+def study(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(distances, "STUDIES", 20)
+
+    def run(*args):
+        out = tmp_path / "out"
+        code = main(["experiment", "study", "--scale", "paper", "--out", str(out), "--quiet", *map(str, args)])
+        return code, capsys.readouterr().out, out / "study"
+
+    return run
+
+
+def test_nothing_is_shown_before_all_runs_are_there(runs, study):
+    root = runs()
+    (root / "8-7 CAM 105" / "config.json").unlink()
+    code, text, folder = study("--from", root)
+    assert code == 0
+    assert text.startswith("35 of 36 runs are there: U6 4 of 4, ")
+    assert "8|7 CAM 7 of 8" in text
+    assert "%" not in text
+    assert not folder.exists()
+
+
+def test_a_run_that_is_not_evaluated_is_named_and_nothing_is_shown(runs, study):
+    root = runs()
+    add_run(root, PART, 108)
+    (root / "U7 102" / "eval.json").unlink()
+    _, text, folder = study("--from", root)
+    assert "U7 102" in text
+    assert not folder.exists()
+
+
+def test_a_large_deviation_asks_for_four_more_seeds_and_then_d_is_computed(runs, study):
+    root = runs(shift=8)  # robust accuracy deviates by 0.4 points
+    add_run(root, "U8", 108)
+    _, text, folder = study("--from", root)
+    assert "U8 needs seeds 109, 110, 111\nU7.5 needs seeds 108, 109, 110, 111\n8|7 CAM needs" in text
+    assert not folder.exists()
+    for label in EXTENDED:
+        for seed in range(109 if label == "U8" else 108, 112):
+            add_run(root, label, seed)
+    _, text, folder = study("--from", root)
+    assert "| U8 | 12 | 2000 |" in text
+    assert "Distance from the uniform curve" in text
+
+
+def test_d_is_the_distance_from_a_weighted_quadratic_and_further_seeds_are_not_used(runs, study):
+    root = runs()
+    add_run(root, PART, 108, shift=100)
+    _, text, folder = study("--from", root)
+    uniform = [label for label in NATURAL if label != PART]
+    seeds = [8 if label in EXTENDED else 4 for label in uniform]
+    curve = np.polyfit([NATURAL[u] / N for u in uniform], [ROBUST[u] / N for u in uniform], 2, w=np.sqrt(seeds))
+    expected = ROBUST[PART] / N - np.polyval(curve, NATURAL[PART] / N)
+    found = json.loads((folder / "result.json").read_text())["analysis"]["distances"][PART]
+    assert found["estimate"] == pytest.approx(expected, abs=1e-9)
+    assert found["verdict"] == "above the curve"
+    assert "| 8\\|7 CAM | 8 | 2000 |" in text
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_fewer_seeds_are_not_a_way_to_look_early(runs, study, capsys):
+    assert study("--from", runs(), "--seeds", "2")[0] == 2
