@@ -32,7 +32,7 @@ from pixelpart.sweeps.work import Job
 from pixelpart.types import Images, Labels, Model
 
 CLEAN, AFTER = "|g| on object", "after PGD-10"
-OBJECT = 0.2245  # the object's mean share of a training image
+OBJECT = 0.225  # the object's mean share of a training image
 CHUNK, TINY = 250, 1e-12
 
 
@@ -80,8 +80,8 @@ def share_on(grads: Tensor, inside: Tensor) -> Tensor:
 
 def analyse(results: Results, more: More) -> list[Table]:
     """Each placement minus the uniform arm of its mean, with Student's interval over seeds that both have."""
-    labels, rows = results.arms, []
-    for arm, base in zip(labels[::2], labels[1::2], strict=True):
+    rows = []
+    for arm, base in results.baselines:
         sides = [{run.seed: run.values for run in results.runs[label]} for label in (arm, base)]
         for column in (CLEAN, AFTER):
             seeds = [s for s in sides[0] if s in sides[1] and all(column in side[s] for side in sides)]
@@ -113,6 +113,7 @@ EXPERIMENT = Experiment(
     columns=lambda scale: ("natural", CLEAN, AFTER),
     scales={"paper": replace(FULL_DEMO, name="paper", images=2000), "demo": replace(DEMO, looks=())},
     seeds={"paper": range(8), "demo": range(3)},
+    baselines=lambda arms: list(zip(list(arms)[::2], list(arms)[1::2], strict=True)),
     data=("shapes",),
     analyse=analyse,
     plot=plots.intervals,

@@ -9,8 +9,8 @@ STEPS = {"paper": (10, 20, 40, 60), "demo": (5, 10, 20, 30)}  # the first is the
 
 def arms(scale: Scale) -> Arms:
     first, *others = STEPS[scale.name]
-    more = {str(steps): scale.method("PART s=1", attack={"steps": steps}) for steps in others}
-    return {str(first): scale.method("PART s=1")} | more
+    more = {f"{steps} steps": scale.method("PART s=1", attack={"steps": steps}) for steps in others}
+    return {f"{first} steps": scale.method("PART s=1")} | more
 
 
 EXPERIMENT = Experiment(

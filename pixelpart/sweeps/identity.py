@@ -25,7 +25,7 @@ def identity(config: Config, *, folder: Path | None = None) -> str:
     """
     fields = canonical(config)
     if config.init_from:
-        place, epoch = _parent(config, folder)
+        place, epoch = parent_of(config, folder)
         parent = RunFolder(place).read_config()
         unforked = as_burn_in(config, parent, epoch)
         fields = canonical(unforked) if unforked else fields | {"init_from": [identity(parent, folder=place), epoch]}
@@ -125,7 +125,7 @@ def _first_phase(config: Config) -> Fields:
     return dict(zip(("burn_in.eps", "burn_in.objective"), (fields[name] for name in names), strict=True))
 
 
-def _parent(config: Config, folder: Path | None) -> tuple[Path, int]:
+def parent_of(config: Config, folder: Path | None) -> tuple[Path, int]:
     """The folder and the epoch that a run is forked from."""
     run, _, epoch = config.init_from.rpartition("@")
     if not run or not epoch.isdigit():

@@ -66,7 +66,7 @@ def test_measures_exist(name, scale):
 
 def test_paper_numbers_of_one_method_agree_between_tables():
     first = paper.TABLE1["cifar10"]
-    same = {"AT, pgd": "AT", "PART s=1, pgd": "PART s=1", "gradcam": "PART s=1", "10": "PART s=1"}
+    same = {"AT, pgd": "AT", "PART s=1, pgd": "PART s=1", "gradcam": "PART s=1", "10 steps": "PART s=1"}
     for table in (paper.GENERATION, paper.CAMS, paper.TRAIN_ITERATIONS):
         for arm in table.keys() & same.keys():
             assert {c: n[0] for c, n in table[arm].items()} == {c: n[0] for c, n in first[same[arm]].items()}

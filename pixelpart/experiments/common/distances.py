@@ -156,7 +156,8 @@ def _distances(axes: Axes, results: Results, known: Sequence[str], others: Seque
             axes.annotate(text, (0, row), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center")
     axes.axvline(0, color=plots.FAINT, linewidth=1.2, zorder=1)
     axes.set_yticks(range(len(others)), others)
-    axes.set_ylim(len(others) - 0.5, -0.5)
+    spare = max(0.0, (5 - len(others)) / 2)  # a few arms do not fill the panel
+    axes.set_ylim(len(others) - 0.5 + spare, -0.5 - spare)
     axes.set_xlabel(f"D, points of {plots.shown_name(ROBUST)} accuracy")
     axes.set_title(
         "distance from the curve; grey: up to the smallest\neffect that would be seen (80 % power, level .025)"

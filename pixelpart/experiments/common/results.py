@@ -17,7 +17,8 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation.statistics import difference, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.experiments.common.paper import Number, Numbers
-from pixelpart.runs import RunFolder
+from pixelpart.runs import MetricsRow, RunFolder
+from pixelpart.sweeps.identity import parent_of
 from pixelpart.sweeps.table import find_entry
 from pixelpart.sweeps.work import Job
 
@@ -176,11 +177,21 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
                 flags[column] = right
         elif numbers.get(column) is not None:
             values[column] = numbers[column]
-    rows = RunFolder(folder).read_metrics()
+    rows = all_epochs(folder)
     budgets = [row["budget_mean"] for row in rows if row["epoch"] > job.config.burn_in.epochs]
     budget = 255 * fmean(budgets) if budgets else None
     seconds = sum(row["seconds"] for row in rows)
     return RunResult(job.config.seed, folder, values, intervals, flags, measures, budget, seconds, n)
+
+
+def all_epochs(folder: Path) -> list[MetricsRow]:
+    """The rows of metrics.jsonl, after those of the run that this one was forked from, if that is at hand."""
+    rows, config = RunFolder(folder).read_metrics(), RunFolder(folder).read_config()
+    if not config.init_from:
+        return rows
+    parent, last = parent_of(config, folder)
+    before = all_epochs(parent) if (parent / "config.json").exists() else []
+    return [*(row for row in before if row["epoch"] <= last), *rows]
 
 
 def _entry(job: Job, column: str, folder: Path) -> dict[str, Any] | None:
