@@ -51,8 +51,6 @@ def measure(run: Run, job: Job) -> dict[str, Any]:
 
 def footprint(values: dict[str, Any]) -> dict[str, Any]:
     """Trains the config in a temporary folder; the most memory that was in use, in MiB: the GPU's if it has one."""
-    import resource
-
     import torch
 
     from pixelpart.engine.train import train
@@ -62,11 +60,22 @@ def footprint(values: dict[str, Any]) -> dict[str, Any]:
         train(Config.model_validate(values), Path(folder) / "run", screen=Screen(quiet=True))
     if torch.cuda.is_available():
         return {"mib": torch.cuda.max_memory_allocated() / 2**20, "of": "GPU"}
-    return {"mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, "of": "process"}
+    return {"mib": peak_memory(), "of": "process"}
+
+
+def peak_memory() -> float:
+    """The largest resident size of this process, in MiB."""
+    import resource
+
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux: ru_maxrss would include the parent process, as it was when it started this one
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS: in bytes
 
 
 def plot(results: Results) -> Figure:
-    return plots.intervals(results, ["s/epoch", "memory"])
+    return plots.intervals(results, ["s/epoch", "memory"], filled=lambda arm: arm.split(" ")[0] in BASELINES)
 
 
 EXPERIMENT = Experiment(

@@ -114,7 +114,6 @@ def plot_frontier(results: Results) -> Figure:
     """
     known = uniform_arms(results)
     others = [label for label in results.arms if label not in known]
-    ready = [label for label in known if results.runs[label]]
     with plots.style():
         height = max(4.4, 1.2 + 0.27 * len(others))
         figure = Figure(figsize=(10.0, height), layout="constrained")
@@ -124,9 +123,8 @@ def plot_frontier(results: Results) -> Figure:
         figure.suptitle(plots.heading(results), fontsize=9.5, x=0.01, ha="left")
         plots.plane(left, results, y=ROBUST, first=known)
         left.set_title("grey: uniform budgets, their curve and its band")
-        arms = [study_arm(results, label) for label in ready]
-        if has_curve(arms):
-            _curve(left, arms)
+        if "distances" in results.analysis:
+            _curve(left, [study_arm(results, label) for label in known])
         _distances(right, results, known, others)
         return figure
 
@@ -134,10 +132,9 @@ def plot_frontier(results: Results) -> Figure:
 def _curve(axes: Axes, arms: Sequence[Arm]) -> None:
     curve = fit_curve(arms)
     across = np.linspace(min(arm.mean_natural for arm in arms), max(arm.mean_natural for arm in arms), 60)
+    low, high = np.array([curve.band(n) for n in across]).T
     axes.plot(100 * across, [100 * curve.at(n) for n in across], color=plots.FAINT, linewidth=1.2, zorder=1)
-    if min(arm.runs for arm in arms) > 1:
-        low, high = np.array([curve.band(n) for n in across]).T
-        axes.fill_between(100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0)
+    axes.fill_between(100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0)
 
 
 def _distances(axes: Axes, results: Results, known: Sequence[str], others: Sequence[str]) -> None:
@@ -154,6 +151,8 @@ def _distances(axes: Axes, results: Results, known: Sequence[str], others: Seque
             axes.plot(0, row, look["fmt"], color=look["color"], markersize=5, markerfacecolor="white")
             text = "outside the curve's range" if arm in found else "no D yet"
             axes.annotate(text, (0, row), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center")
+    if not found:
+        axes.set_xticks([])
     axes.axvline(0, color=plots.FAINT, linewidth=1.2, zorder=1)
     axes.set_yticks(range(len(others)), others)
     spare = max(0.0, (5 - len(others)) / 2)  # a few arms do not fill the panel

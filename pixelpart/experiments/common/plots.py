@@ -89,7 +89,9 @@ def intervals(
     columns = list(columns or results.columns)
     with style():
         height = 1.1 + 0.27 * len(results.arms)
-        figure, axes = panels(len(columns), width=2.5, height=height, title=heading(results), sharey=True)
+        cells = [results.cell(arm, column) for arm in results.arms for column in columns]
+        title = heading(results, intervals=any(cell and cell.interval for cell in cells))
+        figure, axes = panels(len(columns), width=2.5, height=height, title=title, sharey=True)
         for one, column in zip(axes, columns, strict=True):
             for row, arm in enumerate(results.arms):
                 if (cell := results.cell(arm, column)) is not None:
