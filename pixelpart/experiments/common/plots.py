@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -166,9 +167,11 @@ def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None
 
 def plane(axes: Axes, results: Results, *, x: str = "natural", y: str, first: Sequence[str]) -> None:
     """Each arm as a point with its error, natural against robust accuracy; the arms in `first` in grey."""
+    shown = []
     for arm in results.arms:
         across, up = results.cell(arm, x), results.cell(arm, y)
         if across and up and across.values and up.values:
+            shown.append((across, up))
             axes.errorbar(
                 across.mean, up.mean, xerr=_errors(across), yerr=_errors(up), markersize=5, elinewidth=0.8, alpha=0.95,
                 **point(results, arm, first),
@@ -176,8 +179,20 @@ def plane(axes: Axes, results: Results, *, x: str = "natural", y: str, first: Se
             if arm in first:
                 where = {"xytext": (4, 5), "textcoords": "offset points"}
                 axes.annotate(arm, (across.mean, up.mean), fontsize=8, color=INK, **where)  # type: ignore[arg-type]
+    if shown:
+        axes.set_xlim(_limits([across for across, _ in shown]))
+        axes.set_ylim(_limits([up for _, up in shown]))
     axes.set_xlabel(f"{shown_name(x)} accuracy, %")
     axes.set_ylabel(f"{shown_name(y)} accuracy, %")
+
+
+def _limits(cells: Sequence[Cell]) -> tuple[float, float]:
+    """The range of the means and of most intervals; with two seeds a few intervals can be far wider than all else."""
+    means = [cell.mean for cell in cells]
+    widths = [(cell.interval[1] - cell.interval[0]) / 2 for cell in cells if cell.interval]
+    spread = max(max(means) - min(means), 1.0)
+    margin = max(0.15 * spread, min(1.2 * median(widths), 1.5 * spread) if widths else 0.0)
+    return min(means) - margin, max(means) + margin
 
 
 def point(results: Results, arm: str, first: Sequence[str]) -> dict[str, Any]:
