@@ -58,5 +58,7 @@ def listing() -> str:
     """Name, number in the paper, title and time of each experiment."""
     head = ["name", "in the paper", "what", "--scale demo", "--scale paper"]
     rows = [[name, one.number, one.title, one.demo, one.paper] for name, one in EXPERIMENTS.items()]
-    about = "demo: shapes, four epochs, two CPU cores; paper: the paper's recipes, three seeds, one H200"
+    about = (
+        "Estimated times. demo: shapes, four epochs, two CPU cores; paper: the paper's recipes, three seeds, one H200"
+    )
     return f"{text_table(head, rows)}\n\n{about}"

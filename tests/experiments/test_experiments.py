@@ -16,7 +16,7 @@ from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import crossed_bootstrap
 from pixelpart.experiments.common import paper
 from pixelpart.experiments.common.experiment import load
-from pixelpart.experiments.common.results import accuracy_interval, crossed_interval, minus_paper
+from pixelpart.experiments.common.results import accuracy_interval, all_epochs, crossed_interval, minus_paper
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.sweeps.identity import identity
 
@@ -98,6 +98,18 @@ def test_minus_paper_by_hand():
     # one seed against three: 1.96 * .30 * sqrt(1 + 1/3) = .679
     assert minus_paper(83.0, 1, "natural", (82.58, 0.14)) == pytest.approx((0.42, -0.2590, 1.0990), abs=1e-4)
     assert minus_paper(83.0, 1, "seconds", (82.58, 0.14)) is None
+
+
+def test_epochs_of_a_fork_start_with_those_of_its_parent(tmp_path):
+    configs = {"at": SCALES["demo"].config("at"), "part": SCALES["demo"].config("part", init_from="runs/at@2")}
+    for name, epochs in {"at": (1, 2, 3, 4), "part": (3, 4)}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(configs[name].to_json())
+        rows = [json.dumps({"epoch": epoch, "run": name}) for epoch in epochs]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(rows))
+    assert [(row["epoch"], row["run"]) for row in all_epochs(tmp_path / "part")] == [
+        (1, "at"), (2, "at"), (3, "part"), (4, "part"),
+    ]  # fmt: skip
 
 
 # -- the command

@@ -99,7 +99,8 @@ def intervals(
                     hue = COLOURS[0] if filled else colour(results, arm)
                     hollow = not filled(arm) if filled else is_baseline(results, arm)
                     _row(one, row, cell, hue, hollow=hollow, paper=results.scale == "paper")
-            one.set_title(UNITS.get(column, f"{shown_name(column)}, %"))
+            unit = "points" if " - " in column else "%"
+            one.set_title(UNITS.get(column, f"{shown_name(column)}, {unit}"))
             one.xaxis.set_major_locator(MaxNLocator(nbins=5))
             one.set_ylim(len(results.arms) - 0.5, -0.5)
         axes[0].set_yticks(range(len(results.arms)), results.arms)
