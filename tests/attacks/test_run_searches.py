@@ -269,7 +269,7 @@ def test_leaves_no_trace(fails, search, make_net, make_batch, monkeypatch):
     ("settings", "message"),
     [
         ({"version": "rand"}, "unknown version 'rand'; choose from plus, standard"),
-        ({"search": "fp16"}, "unknown search 'fp16'; choose from bf16, fp32"),
+        ({"search": "fp16"}, "unknown search 'fp16'; did you mean bf16"),
         ({"budget": 8.0}, r"budget 8.0 is not in \[0, 1\]"),
         ({"slots": 0}, "slots 0 must be at least 1"),
         ({"x": torch.full((2, 3, 4, 4), 1.5)}, r"images are in \[1.5, 1.5\]"),

@@ -62,7 +62,7 @@ def test_the_defaults_are_the_same_in_python_and_on_the_command_line(run, capsys
     assert main(["evaluate", str(run.dir), "--images", "4", "--device", "cpu", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     result = evaluate(run, images=4, device="cpu")
-    assert result.entries == entries
+    assert [{"model": str(run.dir)} | entry for entry in result.entries] == entries
     assert all(result[name].reused for name in result)
     assert tuple(result) == DEFAULT_ATTACKS
     assert (entries[1]["eps"], entries[1]["seed"]) == (DEFAULT_EPS, DEFAULT_SEED)
@@ -142,7 +142,7 @@ BAD_DATA = {
     "label too high": (lambda x, y: (x, y + 1), "label 2 is out of range"),
     "float labels": (lambda x, y: (x, y.float()), "labels are float32"),
     "one thing": (lambda x, y: x[0, 0, 0, 0], "give the name of a data set or a pair"),
-    "no such set": (lambda x, y: "imagenet", "unknown data set 'imagenet'; choose from"),
+    "no such set": (lambda x, y: "imagenet", "unknown data set 'imagenet'; did you mean tinyimagenet"),
     "nothing": (lambda x, y: None, "a module brings no test images"),
 }
 
@@ -287,5 +287,6 @@ def test_all_kinds_of_attacks_run_through_the_command_line(run, capsys):
     assert [entry["attack"] for entry in entries] == names.split(",")
     assert [entry["eps"] for entry in entries] == [0.0, 16 / 255, *[8 / 255] * 3, 0.1]
     assert all(entry["correct"] <= entries[0]["correct"] for entry in entries)
-    assert json.loads((run.dir / "eval.json").read_text())["entries"] == entries
+    kept = json.loads((run.dir / "eval.json").read_text())["entries"]
+    assert [{"model": str(run.dir)} | entry for entry in kept] == entries
     assert not list((run.dir / "eval").glob("*.partial"))
