@@ -22,6 +22,7 @@ def experiment(args: list[str]) -> int:
         metavar="N",
         help="runs of each arm, with seeds 0 to N - 1 (default: by experiment)",
     )
+    add("--arms", nargs="+", default=(), metavar="ARM", help="train only these; the table shows others that are there")
     add("--out", type=Path, help="folder for runs, tables and figures (default: experiments/SCALE)")
     add("--from", dest="source", type=Path, metavar="DIR", help="use the finished runs below DIR; train nothing")
     add("--workers", type=positive_int, default="1", metavar="N", help="runs at a time")
@@ -40,8 +41,8 @@ def experiment(args: list[str]) -> int:
     screen = Screen(quiet=found.quiet)
     outcome = run_experiment(
         found.name, out=found.out or Path("experiments") / found.scale, scale=found.scale, data=found.data,
-        seeds=found.seeds, source=found.source, workers=found.workers, threads=found.threads or 1, device=found.device,
-        on=found.on, screen=screen,
+        seeds=found.seeds, only=found.arms, source=found.source, workers=found.workers, threads=found.threads or 1,
+        device=found.device, on=found.on, screen=screen,
     )  # fmt: skip
     shown = outcome.results.as_json() if outcome.results else {"waits": outcome.text}
     print(json.dumps(shown, indent=2) if found.json else outcome.text)

@@ -14,9 +14,18 @@ from pixelpart.config import Config
 from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import crossed_bootstrap
+from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper
 from pixelpart.experiments.common.experiment import load
-from pixelpart.experiments.common.results import accuracy_interval, all_epochs, crossed_interval, minus_paper
+from pixelpart.experiments.common.results import (
+    Claim,
+    Results,
+    RunResult,
+    accuracy_interval,
+    all_epochs,
+    crossed_interval,
+    minus_paper,
+)
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.sweeps.identity import identity
 
@@ -100,6 +109,35 @@ def test_minus_paper_by_hand():
     assert minus_paper(83.0, 1, "seconds", (82.58, 0.14)) is None
 
 
+@pytest.mark.parametrize(
+    ("ours", "paper", "seeds", "expected"),
+    [
+        ((0.9, 0.2, 1.6), 0.84, 3, "replicated"),
+        ((-0.9, -1.6, -0.2), -0.84, 3, "replicated"),
+        ((0.9, 0.2, 1.6), 0.84, 2, "undecided (few seeds)"),
+        ((0.5, -0.2, 1.2), 0.84, 3, "undecided"),
+        ((-0.1, -0.8, 0.6), 0.84, 3, "contradicted"),
+        ((-0.9, -1.6, -0.2), 0.84, 3, "contradicted"),  # significant, on the other side
+        (None, 0.84, 3, ""),
+        ((0.9, 0.2, 1.6), None, 3, ""),
+    ],
+)
+def test_verdict_on_a_difference_of_the_paper(ours, paper, seeds, expected):
+    assert replication.verdict(Claim("a", "b", "natural", ours, paper), seeds) == expected
+
+
+def test_cells_of_the_paper_are_consistent_within_the_interval_of_the_difference():
+    def arm(value):
+        return [RunResult(0, Path(), {"natural": value}, {}, {}, {}, 8.0, 1.0, 100)]
+
+    scale = SCALES["paper"]
+    runs = {"AT": arm(82.0), "PART s=1": arm(84.2), "MART": []}  # ±.679; the paper has 82.58 and 83.42
+    arms = {name: scale.method(name) for name in runs}
+    results = Results("", "", "-", "paper", "cifar10", ["natural"], arms, runs, replication.numbers(scale), [], {})
+    cells, _ = replication.analyse(results, None)
+    assert cells.rows == [["AT", "consistent"], ["PART s=1", "differs"], ["MART", ""]]
+
+
 def test_epochs_of_a_fork_start_with_those_of_its_parent(tmp_path):
     configs = {"at": SCALES["demo"].config("at"), "part": SCALES["demo"].config("part", init_from="runs/at@2")}
     for name, epochs in {"at": (1, 2, 3, 4), "part": (3, 4)}.items():
@@ -113,6 +151,23 @@ def test_epochs_of_a_fork_start_with_those_of_its_parent(tmp_path):
 
 
 # -- the command
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_only_the_named_arms_are_trained_and_others_are_shown_if_there(tmp_path, capsys):
+    command = ["experiment", "gradients", "--out", str(tmp_path), "--device", "cpu", "--json"]
+
+    def seeds() -> dict[str, list[int]]:
+        return {arm: found["seeds"] for arm, found in json.loads(capsys.readouterr().out)["arms"].items()}
+
+    assert main([*command, "--arms", "AT"]) == 0
+    assert seeds() == {"AT": [0], "PART s=1": []}
+    assert not list(tmp_path.glob("runs/*/measures"))  # one of them compares the two arms
+    assert main([*command, "--arms", "PART s=1"]) == 0
+    assert seeds() == {"AT": [0], "PART s=1": [0]}
+    assert len(list(tmp_path.glob("runs/*/measures"))) == 2
+    assert main([*command, "--arms", "PART s=2"]) == 2
+    assert "unknown arm 'PART s=2'; did you mean PART s=1? choose from AT, PART s=1" in capsys.readouterr().err
 
 
 @pytest.fixture

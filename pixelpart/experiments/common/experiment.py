@@ -19,7 +19,7 @@ from pixelpart.experiments.common.tables import Table, markdown
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
-from pixelpart.sweeps.jobs import JobState, find_runs, run_jobs
+from pixelpart.sweeps.jobs import JobState, find_runs, job_states, run_jobs
 from pixelpart.sweeps.work import Job
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class Runner:
     seeds: range
     source: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)  # of run_jobs
+    only: tuple[str, ...] = ()  # train no other arms
     states: list[JobState] = field(default_factory=list)
 
     def find(self, arms: Arms, **request: Any) -> Found:
@@ -142,12 +143,14 @@ class Runner:
         if self.source is not None:
             folders = {id: path for id, path in find_runs(every, self.source).items() if is_finished(path)}
         else:
-            states = run_jobs(every, self.out, **self.settings) if every else []
-            if own.measures and all(state.state == "done" for state in states):
+            chosen = [job for label, group in jobs.items() if not self.only or label in self.only for job in group]
+            states = run_jobs(chosen, self.out, **self.settings) if chosen else []
+            all_states = job_states(every, self.out) if self.only else states
+            if own.measures and all(state.state == "done" for state in all_states):
                 every = [replace(job, attacks=(), measures=own.measures) for job in every]
-                states = run_jobs(every, self.out, **self.settings)
+                states = all_states = run_jobs(every, self.out, **self.settings)
             self.states += states
-            folders = {state.job.id: state.folder for state in states if state.state == "done"}
+            folders = {state.job.id: state.folder for state in all_states if state.state == "done"}
         return {label: [(job, folders[job.id]) for job in group if job.id in folders] for label, group in jobs.items()}
 
     def waiting(self, found: Found) -> str:
@@ -214,6 +217,7 @@ def run_experiment(
     scale: str = "demo",
     data: str | None = None,
     seeds: int | None = None,
+    only: Sequence[str] = (),
     source: Path | None = None,
     workers: int = 1,
     threads: int = 1,
@@ -223,7 +227,8 @@ def run_experiment(
 ) -> Outcome:
     """Trains and evaluates what is missing, then writes result.json, table.md and figure.png to out/name.
 
-    The runs are in out/runs and shared by all experiments. With `source`, finished runs are looked for below that
+    The runs are in out/runs and shared by all experiments. `only` names arms: others are shown if their runs are there,
+    but not trained. With `source`, finished runs are looked for below that
     folder, and nothing is trained. A blind experiment writes nothing before all runs are there.
     """
     experiment = load(name)
@@ -237,9 +242,11 @@ def run_experiment(
             f"{name} at scale {scale} is blind until all {len(usual)} seeds are there; --seeds {seeds} is less"
         )
     chosen_seeds = range(usual.start, usual.start + (seeds or len(usual)))
-    runner = Runner(experiment, chosen, out, chosen_seeds, source, settings)
-    folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     arms = experiment.arms(chosen)
+    for label in only:
+        choose(arms, label, "arm")
+    runner = Runner(experiment, chosen, out, chosen_seeds, source, settings, tuple(only))
+    folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     found = runner.find(arms)
     if reason := runner.waiting(found):
         return Outcome(None, folder, runner.states, reason)

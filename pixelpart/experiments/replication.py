@@ -1,0 +1,81 @@
+"""Table 1 again, with fresh masks, a decay on the last epoch, and the authors' code as released; each cell is judged.
+
+As released: masks by the rule `official`, each applied to another image, and a learning rate that falls only in the
+last epoch. A cell is consistent with the paper if the interval of ours minus the paper's includes 0.
+"""
+
+from pixelpart.experiments import table1
+from pixelpart.experiments.common import paper, plots
+from pixelpart.experiments.common.experiment import FOUR, Experiment, More
+from pixelpart.experiments.common.paper import Numbers
+from pixelpart.experiments.common.results import Claim, Results
+from pixelpart.experiments.common.scales import Arms, Scale, masked_pairs
+from pixelpart.experiments.common.tables import Table
+
+FRESH, LATE, RELEASED = "PART fresh", "AT, late decay", "PART as released"
+SEEDS = 3  # fewer decide no claim
+
+
+def arms(scale: Scale) -> Arms:
+    late = {"schedule": "step", "decay_at": (scale.epochs - 1,)}
+    released = {"rule": "official", "control": "shuffled"}
+    return table1.arms(scale) | {
+        FRESH: scale.method("PART"),
+        LATE: scale.method("AT", optim=late),
+        RELEASED: scale.method("PART s=1", optim=late, mask=released),
+    }
+
+
+def numbers(scale: Scale) -> Numbers:
+    """The paper's; those of AT and PART s=1 once more for what its code would do."""
+    found = paper.TABLE1["cifar10"]
+    return found | {LATE: found["AT"], RELEASED: found["PART s=1"]}
+
+
+def verdict(claim: Claim, seeds: int) -> str:
+    """Whether an arm's difference from its baseline is that of the paper; "" without both."""
+    if claim.ours is None or claim.paper is None:
+        return ""
+    _, low, high = claim.ours
+    if seeds < SEEDS:
+        return "undecided (few seeds)"
+    if low > 0 < claim.paper or high < 0 > claim.paper:
+        return "replicated"
+    return "undecided" if low <= claim.paper <= high else "contradicted"
+
+
+def analyse(results: Results, more: More) -> list[Table]:
+    """What of the paper's table is consistent with ours, cell by cell and difference by difference."""
+    if results.scale != "paper":
+        return []
+    columns = results.columns
+    cells, claims = [], []
+    for arm in results.arms:
+        found = [results.cell(arm, column) for column in columns]
+        apart = [cell.minus_paper if cell else None for cell in found]
+        cells.append([arm, *("" if a is None else "consistent" if a[1] <= 0 <= a[2] else "differs" for a in apart)])
+    for arm, base in results.baselines:
+        seeds = {run.seed for run in results.runs[arm]} & {run.seed for run in results.runs[base]}
+        claims.append([f"{arm} - {base}", *(verdict(results.claim(arm, base, c), len(seeds)) for c in columns)])
+    results.analysis = {"cells": [["arm", *columns], *cells], "claims": [["difference", *columns], *claims]}
+    return [
+        Table("Is a cell consistent with the paper?", ["arm", *columns], cells),
+        Table("Is a difference that of the paper?", ["difference", *columns], claims),
+    ]
+
+
+EXPERIMENT = Experiment(
+    arms=arms,
+    attacks=FOUR,
+    paper=numbers,
+    baselines=lambda arms: [*masked_pairs([a for a in arms if " s=" in a]), (FRESH, "AT"), (RELEASED, LATE)],
+    analyse=analyse,
+    plot=plots.intervals,
+    seeds={"paper": range(1), "demo": range(1)},
+    notes=(
+        "s: epochs for which a mask is stored; fresh: a mask for every batch. Late decay: the learning rate falls only "
+        "in the last epoch. As released: rule official, each image with the mask of another, late decay.",
+        f"Consistent: within ±1.96 s √(1/k + 1/3) of the paper. With {SEEDS} seeds or more, a difference is replicated "
+        "if its 95 % interval excludes 0 on the paper's side, contradicted if it excludes the paper's difference.",
+    ),
+)
