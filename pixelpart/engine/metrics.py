@@ -20,6 +20,7 @@ from pixelpart.runs import MetricsRow
 from pixelpart.types import Budget, Images, Labels
 from pixelpart.view.borrow import FrozenView
 
+EPOCH_COLUMNS = ("epoch", "phase", "loss", "natural", "PGD", "images/s", "seconds")
 DAMAGE_IMAGES = 128  # on which the first-order damage is computed
 
 
@@ -139,3 +140,10 @@ def summary_line(row: MetricsRow, epochs: int) -> str:
         f"pgd {row['pgd']:.1%} ({row['measured_on']}), pgd on training images {row['train_pgd']:.1%}, "
         f"{row['seconds']:.1f} s"
     )
+
+
+def row_cells(row: MetricsRow, epochs: int) -> list[str]:
+    """The row in the columns EPOCH_COLUMNS; a value that the epoch in progress does not have yet is left empty."""
+    forms = {"phase": "", "loss": ".4f", "natural": ".1%", "pgd": ".1%", "images_per_second": ",.0f", "seconds": ".1f"}
+    cells = [f"{row[name]:{form}}" if name in row else "" for name, form in forms.items()]
+    return [f"{row['epoch']}/{epochs}", *cells]

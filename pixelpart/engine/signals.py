@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Stopped(KeyboardInterrupt):
+    """A request to stop, honoured: the run is saved."""
+
+
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set; a second signal raises KeyboardInterrupt at once."""

@@ -16,7 +16,7 @@ from pixelpart.engine.checkpoint import Position, RunCheckpoints
 from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.plan import Plan, build_plan
 from pixelpart.engine.schedule import SCHEDULES
-from pixelpart.engine.signals import stop_requests
+from pixelpart.engine.signals import Stopped, stop_requests
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import step_batch, train_step
 from pixelpart.engine.stored_maps import empty_maps, renew_maps
@@ -25,7 +25,7 @@ from pixelpart.errors import Diverged, UserError
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
-from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.progress import LiveTable, Progress, Screen
 from pixelpart.runtime.world import World, joined, local_device
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
@@ -101,6 +101,7 @@ class Trainer:
         self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
+        self.table = LiveTable(metrics.EPOCH_COLUMNS)
         self.collapsed_to: int | None = None  # the only class that the model predicts
 
     def use_fast_path(self) -> None:
@@ -128,23 +129,28 @@ class Trainer:
         self.announce()
         arithmetic = fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        with arithmetic, generators, stop_requests() as stop, self.screen.bars() as progress:
-            self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
-            for epoch in range(self.position.step // steps, end):
-                self.begin_epoch(epoch)
-                for step in range(self.position.step % steps, steps):
-                    self.take_step(epoch, step)
-                    size, note = self.config.batch_size, f"epoch {epoch + 1}/{epochs}"
-                    progress(self.config.recipe, self.position.step * size, steps * epochs * size, note)
-                    if step + 1 < steps:
-                        self.save_if_due()
-                self.finish_epoch(epoch)
-                last = epoch + 1 == end
-                self.save_if_due(always=last or self.checkpoints.keeps(epoch + 1), may_stop=not last)
+        self.table.rows = [metrics.row_cells(row, epochs) for row in self.folder.read_metrics()]
+        try:
+            with arithmetic, generators, stop_requests() as stop, self.screen.bars(table=self.table) as progress:
+                self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
+                for epoch in range(self.position.step // steps, end):
+                    self.begin_epoch(epoch)
+                    for step in range(self.position.step % steps, steps):
+                        self.take_step(epoch, step)
+                        self.show_progress(progress)
+                        if step + 1 < steps:
+                            self.save_if_due()
+                    self.finish_epoch(epoch)
+                    last = epoch + 1 == end
+                    self.save_if_due(always=last or self.checkpoints.keeps(epoch + 1), may_stop=not last)
+        except Stopped:
+            self.say(f"stopped after step {self.position.step}; the same command resumes from there")
+            raise
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
         self.epoch_began, self.epoch_images = time.monotonic(), 0
+        self.so_far = {"epoch": epoch + 1, "phase": self.plan.phase(epoch).name}
         if self.position.step % self.loader.steps == 0:
             self.state.tally.sums.zero_()
             if self.maps is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
@@ -165,10 +171,12 @@ class Trainer:
         self.position.step += 1
         self.position.forked_here = False
         self.epoch_images += len(batch.labels)
-        due = self.position.step % CHECK_STEPS == 0 or step + 1 == steps
-        if due and self.state.tally.read(self.world)["broken_steps"]:
-            last_good = self.checkpoints.last_good()
-            raise Diverged(f"the loss was not finite at or before step {self.position.step}; {last_good}")
+        if self.position.step % CHECK_STEPS == 0 or step + 1 == steps:
+            sums = self.state.tally.read(self.world)
+            self.so_far["loss"] = sums["loss"] / sums["images"]
+            if sums["broken_steps"]:
+                last_good = self.checkpoints.last_good()
+                raise Diverged(f"the loss was not finite at or before step {self.position.step}; {last_good}")
 
     def finish_epoch(self, epoch: int) -> None:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
@@ -188,7 +196,9 @@ class Trainer:
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:
             self.folder.write_metrics([*self.folder.read_metrics(), row])
-        self.say(metrics.summary_line(row, self.config.epochs))
+        self.table.rows.append(metrics.row_cells(row, self.config.epochs))
+        self.table.current = ()
+        self.say(metrics.summary_line(row, self.config.epochs), in_table=True)
         self.report_collapse()
         if row["dead_cams"] >= sums["images"]:
             self.say("every heat map of this epoch was zero, so all pixels had eps: is the feature map a single point?")
@@ -204,8 +214,7 @@ class Trainer:
             self.checkpoints.save(self.position)
             self.saved_at = time.monotonic()
         if stop and may_stop:
-            self.say(f"stopped after step {self.position.step}; the same command resumes from there")
-            raise KeyboardInterrupt
+            raise Stopped
 
     # -- checks and messages
 
@@ -266,7 +275,20 @@ class Trainer:
         elif config.precision != "fp32" and not self.state.low_precision:
             self.say(f"{config.model} does not run in {config.precision}; it is trained in its own precision")
 
-    def say(self, line: str) -> None:
+    def show_progress(self, progress: Progress) -> None:
+        """Updates the bar and, on a terminal, the row of the epoch in progress."""
+        done, total = self.position.step * self.config.batch_size, self.config.epochs * self.loader.steps
+        note = f"epoch {self.so_far['epoch']}/{self.config.epochs}"
+        progress(self.config.recipe, done, total * self.config.batch_size, "" if self.screen.live else note)
+        if self.screen.live:
+            seconds = time.monotonic() - self.epoch_began
+            rate = self.epoch_images * self.world.size / seconds
+            row = self.so_far | {"images_per_second": rate, "seconds": seconds}
+            self.table.current = metrics.row_cells(row, self.config.epochs)
+
+    def say(self, line: str, *, in_table: bool = False) -> None:
+        """Logs a line and shows it, unless a live table already has what it says."""
         if self.world.leads:
-            self.screen.say(line)
+            if not (in_table and self.screen.live):
+                self.screen.say(line)
             self.folder.log(f"{datetime.now().isoformat(timespec='seconds')} {line}")

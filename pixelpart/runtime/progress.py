@@ -3,15 +3,17 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 
-from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as LiveBars
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
 from rich.text import Text
 
 LINE_SECONDS = 60.0  # without a terminal, a line appears at least this often
+TABLE_ROWS = 10  # of a live table, the last ones
 Progress = Callable[[str, int, int, str], None]  # title, done, total (0: unknown), note after the bar
 
 
@@ -23,6 +25,11 @@ class Screen:
         self.console = Console(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         self.spoke_at = time.monotonic()
 
+    @property
+    def live(self) -> bool:
+        """Whether bars and tables are shown, instead of plain lines."""
+        return not self.quiet and self.console.is_terminal
+
     def say(self, line: str) -> None:
         """Prints a line."""
         if not self.quiet:
@@ -30,25 +37,28 @@ class Screen:
         self.spoke_at = time.monotonic()
 
     @contextmanager
-    def bars(self, unit: str = "images") -> Iterator[Progress]:
+    def bars(self, unit: str = "images", *, table: "LiveTable | None" = None) -> Iterator[Progress]:
         """Yields a function that updates the bar of a title, created on first use; without a terminal see `lines`.
 
-        Inside, what a network prints goes to stderr.
+        The table is shown above the bars, and stays on the screen with them. Inside, what a network prints goes to
+        stderr.
         """
-        if self.quiet or not self.console.is_terminal:
+        if not self.live:
             with redirect_stdout(sys.stderr), self.lines(unit) as update:
                 yield update
             return
         columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(max(5, min(40, self.console.width - 50))),
             TextColumn("{task.percentage:>3.0f}%"),
             RateColumn(),
-            TimeRemainingColumn(),
+            TimeLeftColumn(),
             TextColumn("{task.fields[note]}", markup=False),
         )
         tasks: dict[str, TaskID] = {}
-        with redirect_stdout(sys.stderr), LiveBars(*columns, console=self.console, speed_estimate_period=10) as live:
+        bars = BarsBelowTable(*columns, console=self.console, speed_estimate_period=30)
+        bars.table = table
+        with redirect_stdout(sys.stderr), bars as live:
 
             def update(title: str, done: int, total: int, note: str) -> None:
                 if title not in tasks:
@@ -63,7 +73,7 @@ class Screen:
 
         A thread prints it, so that a line also appears inside a step that takes longer.
         """
-        if self.quiet or self.console.is_terminal:
+        if self.quiet or self.live:
             yield silent
             return
         latest, ended = PlainLine(unit), threading.Event()
@@ -128,3 +138,35 @@ def silent(title: str, done: int, total: int, note: str = "") -> None:
 class RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:,.0f} {task.fields['unit']}/s" if task.speed else "")
+
+
+class TimeLeftColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{_duration(task.time_remaining)} left" if task.time_remaining else "")
+
+
+class LiveTable:
+    """Finished rows, of which the last are shown, and below them the row in progress."""
+
+    def __init__(self, head: Sequence[str]) -> None:
+        self.head = head
+        self.rows: list[Sequence[str]] = []
+        self.current: Sequence[str] = ()
+
+    def last_rows(self, height: int) -> Table:
+        rows = [*self.rows, self.current] if self.current else self.rows
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in self.head:
+            table.add_column(Text(name), justify="right", no_wrap=True)
+        for row in rows[-max(1, min(height, TABLE_ROWS)) :]:
+            table.add_row(*map(Text, row))
+        return table
+
+
+class BarsBelowTable(Bars):
+    table: LiveTable | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.table is not None:
+            yield self.table.last_rows(self.console.height - len(self.tasks) - 2)
+        yield from super().get_renderables()

@@ -12,13 +12,14 @@ import torch
 
 from pixelpart import data, draws
 from pixelpart.engine import train as train_module
-from pixelpart.engine.metrics import ProbeResult
+from pixelpart.engine.metrics import EPOCH_COLUMNS, ProbeResult
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import BudgetPolicy
 from pixelpart.runs import Run, RunFolder, load_checkpoint
 from steps import decay_at
 from stopping import files_of, stop_after
+from terminals import screen_on_terminal, visible_lines
 
 FIELDS = [
     "epoch", "phase", "loss", "lr", "natural", "pgd", "robust_ce", "measured_on", "train_natural", "train_pgd",
@@ -43,6 +44,38 @@ def test_a_run_writes_metrics_checkpoints_and_a_log(small, quiet, tmp_path):
     assert run.metrics[1]["budget_mean"] == pytest.approx((7 + high) / 255, rel=1e-5)
     assert not run.model.training
     assert "3 epochs of 4 steps on cpu, uncompiled" in log_of(run)
+
+
+def shown_table(screen):
+    """What is above the table, its rows, and what is below it."""
+    lines = visible_lines(screen)
+    head = lines.index(next(line for line in lines if line.split() == list(EPOCH_COLUMNS)))
+    bar = lines.index(next(line for line in lines[head:] if line.startswith("shapes-part ")))
+    return lines[:head], [line.split() for line in lines[head + 1 : bar]], lines[bar + 1 :]
+
+
+def test_on_a_terminal_epochs_are_rows_of_a_table_which_remains_after_ctrl_c_and_continues(
+    small, tmp_path, monkeypatch
+):
+    screen = screen_on_terminal(width=60)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7)  # in the middle of the second epoch
+        with pytest.raises(KeyboardInterrupt):
+            train(small(), tmp_path / "run", screen=screen)
+    above, rows, below = shown_table(screen)
+    assert [row[:2] for row in rows] == [["1/3", "burn-in"], ["2/3", "mask"]]
+    assert len(rows[1]) == 4  # neither loss nor accuracy yet
+    assert below == ["stopped after step 7; the same command resumes from there"]
+    assert above[0].startswith("shapes-part: 3 epochs")
+    assert screen.console.file.getvalue().count("\x1b[?25h") >= screen.console.file.getvalue().count("\x1b[?25l")
+
+    screen = screen_on_terminal(width=60)
+    run = train(small(), tmp_path / "run", screen=screen)
+    _, rows, _ = shown_table(screen)
+    measured = [(f"{row['loss']:.4f}", f"{row['natural']:.1%}", f"{row['pgd']:.1%}") for row in run.metrics]
+    assert [tuple(row[2:5]) for row in rows] == measured
+    assert log_of(run).count("pgd on training images") == 3
+    assert not [line for line in visible_lines(screen) if "pgd on training images" in line]
 
 
 def test_equal_configs_give_equal_bytes_and_a_finished_run_is_left_unchanged(small, quiet, tmp_path):

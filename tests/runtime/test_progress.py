@@ -1,20 +1,17 @@
-"""Bars on a terminal, plain lines elsewhere, nothing if quiet; never on stdout."""
+"""Bars and tables on a terminal, plain lines elsewhere, nothing if quiet; never on stdout."""
 
-import io
 import time
 
 import pytest
-from rich.console import Console
 
 from pixelpart.runtime import progress
-from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.progress import LiveTable, Screen
+from terminals import screen_on_terminal, visible_lines
 
 
 @pytest.fixture
 def terminal():
-    screen = Screen()
-    screen.console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
-    return screen
+    return screen_on_terminal(width=120)
 
 
 def test_without_a_terminal_lines_go_to_stderr_and_bars_show_nothing(capsys):
@@ -45,6 +42,25 @@ def test_bars_show_title_percentage_and_note(terminal):
     assert "epoch [2]/2" in last
     assert last.count("100%") == 1
     assert "cifar10.tar.gz" in last
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 40), (60, 40), (60, 8)])
+def test_table_keeps_its_last_rows_and_the_current_one_above_the_bar(width, height):
+    screen, table = screen_on_terminal(width=width, height=height), LiveTable(["epoch", "loss"])
+    with screen.bars(table=table) as update:
+        for epoch in range(1, 30):
+            table.current = [f"{epoch}/29", ""]
+            update("[shapes]-part", epoch * 100, 2900, "")
+            table.rows.append([f"{epoch}/29", f"0.{epoch}"])
+            table.current = []
+        table.current = ["[30]", ""]
+    lines = visible_lines(screen)
+    head = max(n for n, line in enumerate(lines) if line.split() == ["epoch", "loss"])
+    assert lines[-1].startswith("[shapes]-part ")
+    assert lines[-2].split() == ["[30]"]
+    assert lines[-3].split() == ["29/29", "0.29"]
+    assert len(lines) - head == min(progress.TABLE_ROWS + 2, height - 1)  # one line is left for the prompt
+    assert all(len(line) <= width for line in lines)
 
 
 def test_bars_end_after_an_exception(terminal):
