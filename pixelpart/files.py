@@ -1,6 +1,7 @@
 """Atomic writes and locks between processes. No torch in here."""
 
 import errno
+import fcntl
 import functools
 import math
 import os
@@ -73,6 +74,33 @@ def exclusive_lock(path: Path, *, wait: bool) -> Iterator[None]:
         lock.release()
 
 
+def lock_holder(path: Path) -> str:
+    """The process that holds the lock file `path`, such as "pid 7 on host h"; "" if none does. Writes nothing."""
+    soft = path.with_name(f"{path.name}.soft")
+    with suppress(FileNotFoundError):
+        pid, host = _read_holder(soft)
+        if host != _this_host() or _is_alive(int(pid)):
+            return _name_holder(pid, host)
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+        except BlockingIOError:
+            return _name_holder(*_read_holder(path))
+        except OSError as error:
+            if error.errno not in NO_FLOCK:
+                raise
+    return ""
+
+
+def _read_holder(path: Path) -> tuple[str, str]:
+    pid, host = [*path.read_text(errors="replace").split(), "", ""][:2]
+    return pid, host
+
+
+def _name_holder(pid: str, host: str) -> str:
+    return f"pid {pid} on host {host.partition('?')[0]}" if host else "a process that has not written its name"
+
+
 def _acquire(lock: BaseFileLock, *, wait: bool) -> None:
     path, soft, notice = Path(lock.lock_file), isinstance(lock, SoftFileLock), time.monotonic() + NOTICE
     while True:
@@ -81,14 +109,14 @@ def _acquire(lock: BaseFileLock, *, wait: bool) -> None:
             return
         except Timeout:
             try:
-                pid, host = [*path.read_text(errors="replace").split(), "", ""][:2]
+                pid, host = _read_holder(path)
             except FileNotFoundError:  # released meanwhile
                 continue
         here = not soft or host == _this_host()
         if soft and here and not _is_alive(int(pid)):
             _remove(path, pid)
             continue
-        who = f"pid {pid} on host {host.partition('?')[0]}" if host else "a process that has not written its name"
+        who = _name_holder(pid, host)
         text = f"another process is working in {path.parent}: {who}, lock file {path}"
         if not here:
             text = f"{path.parent} is locked by {who}, which cannot be checked from here; if it is gone, delete {path}"

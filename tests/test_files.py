@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from pixelpart import files
-from pixelpart.files import atomic_write, exclusive_lock
+from pixelpart.files import atomic_write, exclusive_lock, lock_holder
 
 
 def test_write_creates_folders_and_replaces_the_content(tmp_path):
@@ -120,6 +120,21 @@ def test_lock_is_exclusive_names_its_holder_and_is_free_when_that_process_is_kil
     with exclusive_lock(tmp_path / ".lock", wait=True):
         pass
     assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
+
+
+def test_holder_of_a_lock_is_named_without_taking_the_lock(tmp_path, number, hold):
+    assert lock_holder(tmp_path / ".lock") == ""
+    assert list(tmp_path.iterdir()) == []
+    child = hold(number)
+    for _ in range(2):
+        assert lock_holder(tmp_path / ".lock") == f"pid {child.pid} on host {socket.gethostname()}"
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    child.kill()
+    child.communicate()
+    assert lock_holder(tmp_path / ".lock") == ""
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / ".lock.soft").write_text("123\nnode7\n")  # of another machine, which cannot be checked
+    assert lock_holder(tmp_path / ".lock") == "pid 123 on host node7"
 
 
 @pytest.mark.parametrize("wait", [False, True])

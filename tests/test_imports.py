@@ -13,7 +13,7 @@ BASE = [
     "kernels", "view",
 ]  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
-LATER = ["runs", "evaluation", "engine", "sweeps", "experiments", "bench", "report", "cli", "__main__"]
+LATER = ["runs", "evaluation", "listing", "engine", "sweeps", "experiments", "bench", "report", "cli", "__main__"]
 
 
 def allowed(place: str) -> set[str]:

@@ -21,6 +21,7 @@ from pixelpart.cli.evaluate import evaluate
 from pixelpart.cli.experiment import experiment
 from pixelpart.cli.explain import explain
 from pixelpart.cli.report import report
+from pixelpart.cli.runs import runs
 from pixelpart.cli.sweep import sweep
 from pixelpart.cli.train import train
 from pixelpart.errors import Diverged, UserError, choose
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "sweep": sweep,
     "experiment": experiment,
     "report": report,
+    "runs": runs,
     "data": data,
     "bench": bench,
 }

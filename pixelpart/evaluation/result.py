@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pixelpart.evaluation.entries import Entry
 from pixelpart.runtime.notebook import html_table
 
-Entry = dict[str, Any]  # of eval.json
 FlagArray = NDArray[np.bool_]  # (n,): which samples are classified correctly
 
 

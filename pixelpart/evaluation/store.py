@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.sanity import TRAIN_MODE
+from pixelpart.evaluation.entries import hash_json, read_entries, sealed
 from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.partial import PartialResult, agree
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
@@ -137,31 +138,6 @@ class ResultStore:
                 raise UserError(f"cannot write results to {self.folder}: {error.strerror}") from None
 
 
-def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
-    """The entries of a folder's eval.json whose checksums are right; [] without a file, a UserError if unreadable."""
-    path = folder / file
-    hint = "move it away to start afresh"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}; {hint}") from None
-    entries = content.get("entries") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(f"{path} does not hold a list of results; {hint}")
-    if (version := content.get("schema_version")) != EVAL_SCHEMA:
-        raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {hint}")
-    return [_with_warnings(entry) for entry in entries if intact(entry)]
-
-
-def _with_warnings(entry: Entry) -> Entry:
-    """The entry, with `warnings` where an older version wrote `doubts`."""
-    if "doubts" not in entry:
-        return entry
-    return sealed({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
-
-
 def add_entry(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -> None:
     """Writes the flags, then eval.json with this entry; entries that it replaces are removed with their flags."""
     buffer = io.BytesIO()
@@ -199,21 +175,6 @@ def read_flags(folder: Path, entry: Entry) -> FlagArray | None:
 def fingerprint(flags: FlagArray) -> str:
     """A checksum of the flags, kept in their entry."""
     return hashlib.sha256(np.packbits(flags).tobytes() + str(len(flags)).encode()).hexdigest()[:16]
-
-
-def sealed(content: Entry) -> Entry:
-    """The content with `sum`, a checksum of all its fields."""
-    plain = {name: value for name, value in content.items() if name != "sum"}
-    return plain | {"sum": hash_json(plain)[:16]}
-
-
-def intact(content: Entry) -> bool:
-    """Whether the checksum is right; entries of older versions have none."""
-    return "sum" not in content or content == sealed(content)
-
-
-def hash_json(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def hash_tensors(named: Iterable[tuple[str, Tensor]]) -> str:

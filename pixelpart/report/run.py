@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelpart.config import Config, validation_message
 from pixelpart.errors import UserError
-from pixelpart.evaluation.store import intact, read_entries
+from pixelpart.evaluation.entries import intact, read_entries
 from pixelpart.runs import MetricsRow, Run
 
 

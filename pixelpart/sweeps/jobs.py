@@ -12,7 +12,7 @@ from typing import Any
 
 from pixelpart.config import differing_fields
 from pixelpart.errors import UserError, unknown
-from pixelpart.files import exclusive_lock
+from pixelpart.files import exclusive_lock, lock_holder
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps import local
@@ -129,7 +129,7 @@ def job_states(jobs: Iterable[Job], out: Path) -> list[JobState]:
 def _state(job: Job, files: JobFiles) -> JobState:
     if files.is_done(job):
         state = "done"
-    elif _is_locked(files.lock):
+    elif lock_holder(files.lock):
         state = "running"
     else:
         state = "failed" if files.error.exists() else "missing"
@@ -151,16 +151,6 @@ def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:
 def _epochs(folder: RunFolder) -> int:
     rows = folder.read_metrics()
     return rows[-1]["epoch"] if rows else 0
-
-
-def _is_locked(path: Path) -> bool:
-    if path.exists() or path.with_name(f"{path.name}.soft").exists():
-        try:
-            with exclusive_lock(path, wait=False):
-                pass
-        except BlockingIOError:
-            return True
-    return False
 
 
 @contextlib.contextmanager

@@ -1,0 +1,51 @@
+"""The entries of eval.json and their checksums. No torch in here, so that listing runs is quick."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pixelpart.errors import UserError
+from pixelpart.runs import EVAL_SCHEMA
+
+Entry = dict[str, Any]  # of eval.json
+
+
+def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
+    """The entries of a folder's eval.json whose checksums are right; [] without a file, a UserError if unreadable."""
+    path = folder / file
+    hint = "move it away to start afresh"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {error}; {hint}") from None
+    entries = content.get("entries") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{path} does not hold a list of results; {hint}")
+    if (version := content.get("schema_version")) != EVAL_SCHEMA:
+        raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {hint}")
+    return [_with_warnings(entry) for entry in entries if intact(entry)]
+
+
+def _with_warnings(entry: Entry) -> Entry:
+    """The entry, with `warnings` where an older version wrote `doubts`."""
+    if "doubts" not in entry:
+        return entry
+    return sealed({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
+
+
+def sealed(content: Entry) -> Entry:
+    """The content with `sum`, a checksum of all its fields."""
+    plain = {name: value for name, value in content.items() if name != "sum"}
+    return plain | {"sum": hash_json(plain)[:16]}
+
+
+def intact(content: Entry) -> bool:
+    """Whether the checksum is right; entries of older versions have none."""
+    return "sum" not in content or content == sealed(content)
+
+
+def hash_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

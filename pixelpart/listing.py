@@ -1,0 +1,231 @@
+"""The runs below a folder: found, summarised, deleted. No torch in here."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pixelpart.config import DEFAULT_EPS, Config, config_from
+from pixelpart.errors import UserError, similar_path
+from pixelpart.evaluation.entries import Entry, read_entries
+from pixelpart.files import lock_holder
+from pixelpart.runs import RunFolder
+
+# What a run folder consists of. Files of these folders count if they have one of the suffixes.
+FILES = (
+    "metrics.jsonl", "log.txt", "eval.json", "check.json", "corruptions.json", "explain.json", "explain.safetensors",
+    "done.json", "config.json", ".lock.soft", ".lock",
+)  # fmt: skip
+FOLDERS = {
+    "checkpoints": (".safetensors", ".partial"),
+    "eval": (".npy", ".partial", ".lock", ".soft"),
+    "measures": (".json", ".partial"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An accuracy, and how it was measured."""
+
+    accuracy: float
+    attack: str
+    eps: float
+    images: int
+    split: str  # test or held-out
+    checkpoint: str | None  # None: the weights of the last epoch, measured during training
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    path: Path
+    state: str  # running, finished, unfinished or unreadable
+    recipe: str = ""
+    model: str = ""
+    data: str = ""
+    seed: int | None = None
+    epoch: int = 0  # the last that is finished
+    epochs: int = 0
+    natural: Measured | None = None
+    robust: Measured | None = None  # under the attack with the lowest accuracy
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"run": str(self.path)} | {name: value for name, value in asdict(self).items() if name != "path"}
+
+
+# -- finding
+
+
+def find_folders(root: Path) -> Iterator[Path]:
+    """The run folders at and below `root`; hidden folders and symbolic links below it are not entered."""
+    for folder, names, files in os.walk(root):
+        found = "config.json" in files and is_run(Path(folder))
+        names[:] = [name for name in names if not name.startswith(".") and not (found and name in FOLDERS)]
+        if found:
+            yield Path(folder)
+
+
+def is_run(folder: Path) -> bool:
+    return _read_config(folder) is not None
+
+
+def find_runs(words: Iterable[str] = ()) -> list[ListedRun]:
+    """The runs that the words select, at and below a folder, or all that match a pattern.
+
+    Sorted by the folder that they are in, recipe, seed and name.
+
+    A pattern is that of a path, or, without a slash, of a name or a recipe. Without words: below the current folder.
+    """
+    found: dict[Path, ListedRun] = {}
+    for word in list(words) or ["."]:
+        path = Path(word)
+        if path.is_dir():
+            runs = [read_run(folder) for folder in find_folders(path)]
+            problem = f"no runs in {word}"
+        else:
+            plain = itertools.takewhile(lambda part: not re.search(r"[*?\[]", part), path.parts[:-1])
+            runs = [run for run in map(read_run, find_folders(Path(*plain))) if _matches(run, str(path))]
+            problem = f"no run matches {word!r}; {similar_path(path)}".removesuffix("; ")
+        if not runs and list(words):
+            raise UserError(problem)
+        found |= {run.path: run for run in runs}
+    return sorted(found.values(), key=_order)
+
+
+def _matches(run: ListedRun, pattern: str) -> bool:
+    texts = [str(run.path)] if "/" in pattern else [str(run.path), run.path.name, run.recipe]
+    return any(fnmatchcase(text, pattern) for text in texts)
+
+
+def _order(run: ListedRun) -> tuple[Any, ...]:
+    return _number_aware(str(run.path.parent)), run.recipe, run.seed or 0, _number_aware(run.path.name)
+
+
+def _number_aware(text: str) -> list[str | int]:
+    """A key that sorts part-2 before part-10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", text)]
+
+
+# -- reading
+
+
+def _read_config(folder: Path) -> dict[str, Any] | None:
+    """config.json, or None if it is not that of a run; many programs have a file of this name."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if isinstance(values, dict) and values.keys() >= {"schema_version", "recipe"}:
+            return values
+    return None
+
+
+def read_run(folder: Path) -> ListedRun:
+    """What is known of a run; `problem` says which file cannot be read."""
+    running = holder(folder) != ""
+    try:
+        config = config_from(_read_config(folder), source=str(folder / "config.json"))
+    except UserError as error:
+        return ListedRun(folder, "running" if running else "unreadable", problem=str(error))
+    entries, problem = list[Entry](), ""
+    try:
+        entries = read_entries(folder)
+    except UserError as error:
+        problem = str(error)
+    rows = RunFolder(folder).read_metrics()
+    epoch = rows[-1]["epoch"] if rows else 0
+    natural, robust = _results(config, entries)
+    if rows:
+        natural = natural or _during_training(config, rows[-1], "natural")
+        robust = robust or _during_training(config, rows[-1], "pgd")
+    return ListedRun(
+        folder,
+        "running" if running else "finished" if epoch >= config.epochs else "unfinished",
+        recipe=config.recipe, model=config.model, data=config.data_label, seed=config.seed,
+        epoch=epoch, epochs=config.epochs, natural=natural, robust=robust, problem=problem,
+    )  # fmt: skip
+
+
+def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Measured | None]:
+    """Natural accuracy, and the lowest under an attack at 8/255, else at any eps; of one checkpoint and split.
+
+    Test images come before held-out ones, then best before last before other checkpoints.
+    """
+    own = [entry for entry in entries if entry.get("subject") is None and entry.get("dataset") == config.data_label]
+    kinds = {(entry["split"], entry["checkpoint"]) for entry in own}
+    if not kinds:
+        return None, None
+    order = ("best", "last")
+    split, checkpoint = min(
+        kinds, key=lambda kind: (kind[0] != "test", order.index(kind[1]) if kind[1] in order else 2, kind[1])
+    )
+    chosen = [entry for entry in own if (entry["split"], entry["checkpoint"]) == (split, checkpoint)]
+    natural = [entry for entry in chosen if entry["attack"] == "natural"]
+    attacked = [entry for entry in chosen if entry["attack"] != "natural"]
+    usual = [entry for entry in attacked if entry["eps"] == DEFAULT_EPS]
+    return (
+        _measured(max(natural, key=lambda entry: entry["n"])) if natural else None,
+        _measured(min(usual or attacked, key=lambda entry: entry["accuracy"])) if attacked else None,
+    )
+
+
+def _measured(entry: Entry) -> Measured:
+    names = {name: name for name in ("accuracy", "attack", "eps", "split", "checkpoint")} | {"images": "n"}
+    return Measured(**{name: entry[key] for name, key in names.items()}, warnings=tuple(entry.get("warnings", ())))
+
+
+def _during_training(config: Config, row: dict[str, Any], name: str) -> Measured | None:
+    attack, eps = ("natural", 0.0) if name == "natural" else (f"pgd{config.attack.steps}", config.eps)
+    images = config.holdout or config.probe
+    return Measured(row[name], attack, eps, images, row["measured_on"], None) if name in row else None
+
+
+def holder(folder: Path) -> str:
+    """The process that trains the run, or works on it as a job of a sweep; "" if none does."""
+    job = folder.parent.parent / "jobs" / f"{folder.name}.lock"
+    return lock_holder(folder / ".lock") or (lock_holder(job) if folder.parent.name == "runs" else "")
+
+
+# -- deleting
+
+
+def delete_run(folder: Path) -> list[Path]:
+    """Deletes the files of a run and returns those that are left: links, and what does not belong to a run.
+
+    config.json is deleted last, so that a deletion that was interrupted can be repeated.
+    """
+    check_deletable(folder)
+    with RunFolder(folder).locked():
+        for name, suffixes in FOLDERS.items():
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
+                for path in (folder / name).iterdir():
+                    if path.suffix in suffixes or path.name in suffixes:
+                        _unlink(path)
+                with contextlib.suppress(OSError):
+                    (folder / name).rmdir()
+        for name in FILES:
+            _unlink(folder / f".{name}.partial")
+            _unlink(folder / name)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def check_deletable(folder: Path) -> None:
+    """UserError if the folder is a link or not a run, or if a process works in it."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a symbolic link; delete the run at {folder.resolve()}")
+    if not is_run(folder):
+        raise UserError(f"{folder} is not a run folder")
+    if who := holder(folder):
+        raise UserError(f"{folder} is in use by {who}")
+
+
+def _unlink(path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        path.unlink()
