@@ -3,8 +3,10 @@
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -63,9 +65,15 @@ class ListedRun:
 # -- finding
 
 
-def find_folders(root: Path) -> Iterator[Path]:
-    """The run folders at and below `root`; hidden folders and symbolic links below it are not entered."""
+def find_folders(root: Path, *, seconds: float = math.inf) -> Iterator[Path]:
+    """The run folders at and below `root`; hidden folders and symbolic links below it are not entered.
+
+    Those found within `seconds`.
+    """
+    end = time.monotonic() + seconds
     for folder, names, files in os.walk(root):
+        if time.monotonic() > end:
+            return
         found = "config.json" in files and is_run(Path(folder))
         names[:] = [name for name in names if not name.startswith(".") and not (found and name in FOLDERS)]
         if found:

@@ -23,7 +23,10 @@ NOT_STORED = "these results are not stored; --out FOLDER stores them (with --nam
 
 
 class HelpShown(Exception):
-    """--help has been printed. Not SystemExit, which user code can raise too."""
+    """--help of a parser has been printed. Not SystemExit, which user code can raise too."""
+
+    def __init__(self, parser: "Parser") -> None:
+        self.parser = parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise HelpShown
+        raise HelpShown(self)
 
     def parse_all(self, args: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments; UserError if any is left over."""

@@ -14,6 +14,7 @@ from pixelpart.cli.arguments import HelpShown
 from pixelpart.cli.bench import bench
 from pixelpart.cli.check import check
 from pixelpart.cli.compare import compare
+from pixelpart.cli.completion import completion
 from pixelpart.cli.corruptions import corruptions
 from pixelpart.cli.data import data
 from pixelpart.cli.demo import demo
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "runs": runs,
     "data": data,
     "bench": bench,
+    "completion": completion,
 }
 
 
