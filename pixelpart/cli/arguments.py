@@ -63,7 +63,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        shown = action.option_strings and action.default not in (None, False, argparse.SUPPRESS)
+        shown = action.option_strings and action.default not in (None, False, (), argparse.SUPPRESS)
         return f"{text} (default: %(default)s)" if shown and "(default:" not in text else text
 
 
@@ -82,10 +82,18 @@ def add_target(parser: Parser, *, images: str, several: bool = False) -> None:
     )
     add_run_options(parser)
     add("--images", type=positive_int, metavar="N", help=f"only the first N test images (default: {images})")
-    add("--out", type=Path, help="folder that stores the results and reuses them (default: the run folder; else none)")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder that stores the results and reuses them (default: the run folder; else none)",
+    )
     group = parser.add_argument_group("how to run it")
     group.add_argument(
-        "--batch-size", type=positive_int, help="images per batch (default: 1024 on a GPU, 128 on other devices)"
+        "--batch-size",
+        type=positive_int,
+        metavar="N",
+        help="images per batch (default: 1024 on a GPU, 128 on other devices)",
     )
     add_device(group)
     add_threads(group)
@@ -183,7 +191,10 @@ def add_device(parser: Any) -> None:
 
 def add_data_root(parser: Any) -> None:
     parser.add_argument(
-        "--data-root", type=Path, help="folder of the data sets (default: $PIXELPART_DATA or ~/.cache/pixelpart)"
+        "--data-root",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the data sets (default: $PIXELPART_DATA or ~/.cache/pixelpart)",
     )
 
 

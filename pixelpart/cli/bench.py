@@ -26,10 +26,15 @@ def bench(args: list[str]) -> None:
     add = parser.add_argument
     add("what", metavar="WHAT", help=f"one of {', '.join(benches.BENCHES)}")
     add("run", nargs="?", metavar="RUN", help="autoattack: run folder of the model to attack")
-    add("--model", help="network, or module:function (default: resnet18; autoattack: that of the run)")
+    add("--model", metavar="NAME", help="network, or module:function (default: resnet18; autoattack: that of the run)")
     add("--checkpoint", help="autoattack: checkpoint of the run: best, last or epoch-N (default: best)")
-    add("--batch-size", type=positive_int, help="images per batch (default: 128; autoattack: 1024 on a GPU)")
-    add("--steps", type=positive_int, help="train, attack, scale, stream: PGD steps (default: 10)")
+    add(
+        "--batch-size",
+        type=positive_int,
+        metavar="N",
+        help="images per batch (default: 128; autoattack: 1024 on a GPU)",
+    )
+    add("--steps", type=positive_int, metavar="N", help="train, attack, scale, stream: PGD steps (default: 10)")
     add("--methods", help=f"train: comma-separated (default: {','.join(benches.METHODS)})")
     add("--precision", choices=benches.PRECISIONS, help="train: of our step (default: bf16)")
     add("--images", type=positive_int, metavar="N", help="autoattack: the first N test images (default: 1000)")

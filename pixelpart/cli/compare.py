@@ -27,8 +27,10 @@ def compare(args: list[str]) -> None:
     )
     group = parser.add_argument_group("simulation of --calibrate (with runs: defaults are estimated from the runs)")
     group.add_argument("--seeds", type=positive_ints, help="comma-separated: runs per side (default: 1,2,3,5,8)")
-    group.add_argument("--repeats", type=positive_int, help="comparisons for each number of seeds (default: 2000)")
-    group.add_argument("--images", type=positive_int, help="test images (default: 10000)")
+    group.add_argument(
+        "--repeats", type=positive_int, metavar="N", help="comparisons for each number of seeds (default: 2000)"
+    )
+    group.add_argument("--images", type=positive_int, metavar="N", help="test images (default: 10000)")
     group.add_argument("--accuracy", type=float, help="accuracy of both sides (default: 0.5)")
     group.add_argument("--deviation", type=float, help="deviation of the accuracy between seeds (default: 0.003)")
     group.add_argument("--correlation", type=float, help="correlation of two seeds over images (default: 0.95)")

@@ -25,11 +25,13 @@ def corruptions(args: list[str]) -> None:
     parser.add_argument(
         "--folder",
         type=Path,
+        metavar="FOLDER",
         help="folder with the .npy files of CIFAR-10-C (default: CIFAR-10-C in the data root; else generated)",
     )
     parser.add_argument(
         "--frost",
         type=Path,
+        metavar="FOLDER",
         help="folder with frost1.png to frost5.jpg (default: those of the package imagecorruptions; else generated)",
     )
     add_output(parser, json="print the means and the entries of corruptions.json")

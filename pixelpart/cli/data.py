@@ -10,7 +10,7 @@ from pixelpart.runtime.progress import Screen
 def data(args: list[str]) -> None:
     """Downloads, lists and verifies data sets: data get NAME | data list | data verify NAME."""
     parser = Parser("data", data.__doc__)
-    parser.add_argument("what", metavar="get|list|verify")
+    parser.add_argument("what", metavar="get|list|verify", help="download a data set, list all, or read and check one")
     parser.add_argument("name", metavar="NAME", nargs="?", help="get, verify: data set, folder:PATH or module:function")
     add_folder_options(parser)
     add_data_root(parser)

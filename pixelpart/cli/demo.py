@@ -9,7 +9,9 @@ from pixelpart.runtime.progress import Screen
 def demo(args: list[str]) -> None:
     """Trains AT and PART on the built-in data set, attacks both and writes a report; minutes, no download."""
     parser = Parser("demo", demo.__doc__)
-    parser.add_argument("--out", type=Path, default="demo", help="folder for both runs and report.html")
+    parser.add_argument(
+        "--out", type=Path, default="demo", metavar="FOLDER", help="folder for both runs and report.html"
+    )
     parser.add_argument("--seed", type=int, default="0", help="seed of both runs")
     add_device(parser)
     add_threads(parser)

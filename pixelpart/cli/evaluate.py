@@ -51,6 +51,7 @@ def evaluate(args: list[str]) -> int:
         "--workers",
         type=positive_int,
         default="1",
+        metavar="N",
         help="processes that share the images, each with its own GPU if possible",
     )
     add_output(parser, json="print a list of entries of eval.json, each with its model")

@@ -23,8 +23,8 @@ def experiment(args: list[str]) -> int:
         help="runs of each arm, with seeds 0 to N - 1 (default: by experiment)",
     )
     add("--arms", nargs="+", default=(), metavar="ARM", help="train only these; the table shows others that are there")
-    add("--out", type=Path, help="folder for runs, tables and figures (default: experiments/SCALE)")
-    add("--from", dest="source", type=Path, metavar="DIR", help="use the finished runs below DIR; train nothing")
+    add("--out", type=Path, metavar="FOLDER", help="folder for runs, tables and figures (default: experiments/SCALE)")
+    add("--from", dest="source", type=Path, metavar="FOLDER", help="use the finished runs below FOLDER; train nothing")
     add("--workers", type=positive_int, default="1", metavar="N", help="runs at a time")
     add_threads(parser, runs="1")
     add("--on", default="local", help="local, or slurm: submit the runs and return")

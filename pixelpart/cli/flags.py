@@ -9,11 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pixelpart.cli.arguments import Parser
 from pixelpart.config import Config, flag_of, with_fields
 
 
-def add_config_flags(parser: Parser, config: Config) -> None:
+def add_config_flags(parser: Any, config: Config) -> None:
     """Adds one flag for every field, with the field's description and its value in this config as the default."""
     for path, description, value in _fields(config):
         shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -24,8 +24,10 @@ def sweep(args: list[str]) -> int:
     parser = Parser("sweep", f"{sweep.__doc__}\n\n{EXAMPLE}")
     add = parser.add_argument
     add("grid", type=Path, metavar="GRID", help="TOML file")
-    add("--out", type=Path, help="folder of the runs (default: sweeps/GRID)")
-    add("--workers", type=positive_int, help="processes that share the runs (default: one, or one per GPU)")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default: sweeps/GRID)")
+    add(
+        "--workers", type=positive_int, metavar="N", help="processes that share the runs (default: one, or one per GPU)"
+    )
     add("--on", default="local", help="local or slurm")
     add("--status", action="store_true", help="start nothing; print the state of every run, read from files only")
     add("--table", type=Path, metavar="FILE", help="write the table as CSV")

@@ -33,14 +33,14 @@ def train(args: list[str]) -> None:
     parser = Parser(f"train {name}", train.__doc__)
     parser.usage = "%(prog)s [options]"
     group = parser.add_argument_group("how to run it")
-    group.add_argument("--out", type=Path, help=f"run folder (default: {run or 'runs/RECIPE-SEED'})")
+    group.add_argument("--out", type=Path, metavar="FOLDER", help=f"run folder (default: {run or 'runs/RECIPE-SEED'})")
     group.add_argument("--print-config", action="store_true", help="check the config, print it as TOML and exit")
     add_device(group)
     add_threads(group)
     add_data_root(group)
     group.add_argument("--plain", action="store_true", help="on a GPU: do not compile and capture the step")
     group.add_argument("--quiet", action="store_true", help="show no progress")
-    add_config_flags(parser, start)
+    add_config_flags(parser.add_argument_group("fields of the config"), start)
     found = parser.parse_all(rest)
     config = apply_config_flags(start, found)
     out = found.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
@@ -86,8 +86,8 @@ def usage() -> str:
         if re.search(rf"-{first}(?=-|$)", name):
             config, about = recipe(), (getattr(recipe, "func", recipe).__doc__ or "").split("\n")[0]
             pattern = re.sub(rf"-{first}(?=-|$)", "-METHOD", name)
-            epochs = "by number" if "epochs" in config.auto else str(config.epochs)
-            rows.append([pattern, config.model, epochs, re.split(r"[:;.] ?", about)[0]])
+            epochs = "auto" if "epochs" in config.auto else str(config.epochs)
+            rows.append([pattern, config.model, epochs, re.split(r"[:;.](?: |$)", about)[0]])
     methods = ", ".join(
         name if name == objective else f"{name} ({objective} with a mask)" for name, objective in METHODS.items()
     )
