@@ -264,7 +264,7 @@ class Config(Section):
     """folder:PATH: size of the images in pixels, such as 64, or height x width, such as 64x96"""
     background: Annotated[str, BeforeValidator(check_colour)] = "white"
     """folder:PATH: colour behind transparent pictures, such as black or #808080"""
-    channels: Literal[0, 1, 3] = 0
+    channels: Annotated[Literal[0, 1, 3], BeforeValidator(lambda v: int(v) if v in ("0", "1", "3") else v)] = 0
     """folder:PATH: 3 (colour), 1 (grey) or 0 (1 if all pictures are grey, which is set when training starts)"""
     skip_bad: bool = False
     """folder:PATH and tinyimagenet: leave out files that cannot be read"""

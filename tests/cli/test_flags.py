@@ -35,6 +35,7 @@ def part():
         (["--optim.decay-at", ""], "optim.decay_at", []),
         (["--data", "svhn"], "dataset", "svhn"),
         (["--init-from", "runs/a@20"], "init_from", "runs/a@20"),
+        (["--channels", "3"], "channels", 3),
     ],
 )
 def test_flag_sets_its_field_and_no_other(part, args, field, value):
