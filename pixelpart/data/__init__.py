@@ -10,7 +10,7 @@ from pixelpart.data import augment, cifar10, cifar100, folder, loader, shapes, s
 from pixelpart.data.dataset import DataSet, DataSetStatus, Root, home
 from pixelpart.data.image_checks import check_images, check_labels, check_pixels
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
-from pixelpart.errors import UserError, choose
+from pixelpart.errors import UserError, unknown
 from pixelpart.runtime.progress import Progress, silent
 
 
@@ -93,7 +93,9 @@ def find(
             f"data set {name!r} is user code and is never loaded from a config; pass --data {name} or call "
             f"pp.data.use({name!r})"
         )
-    entry = USER_SETS[name] if name in USER_SETS else choose(SETS, name, "data set")
+    if name not in SETS | USER_SETS:
+        raise unknown("data set", name, [*SETS, "folder:PATH", "module:function"])
+    entry = (SETS | USER_SETS)[name]
     for flag, given in {"size": size, "background": background != "white", "channels": channels}.items():
         if given:
             raise UserError(f"--{flag} is for folder:PATH, not for {name!r}")

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from pixelpart.config import Size, height_width, is_user_code, write_size
-from pixelpart.errors import UserError, choose
+from pixelpart.errors import UserError, unknown
 from pixelpart.models import user_model
 from pixelpart.models.classifier import Classifier
 from pixelpart.models.loading import load_state
@@ -91,7 +91,9 @@ def _builder(name: str, size: Size) -> Callable[..., Classifier]:
         return partial(MODELS["wrn-DEPTH-WIDTH"], depth=int(sizes[1]), width=int(sizes[2]))
     if name == "wrn-DEPTH-WIDTH":
         raise UserError(f"model {name!r} needs numbers, such as wrn-34-10")
-    builder = choose(MODELS, name, "model")
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS, "module:function"])
+    builder = MODELS[name]
     if name not in TRANSFORMERS:
         return builder
     if not isinstance(size, int):

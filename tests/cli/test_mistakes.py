@@ -18,8 +18,14 @@ WRONG = [
     (["train", "."], ". is not a run folder: it has no config.json"),
     (["train", "--epochs", "3"], "name a recipe first: pixelpart train RECIPE --epochs ..."),
     (["train", "shapes-at", "--dataset", "shapes"], "unknown option '--dataset'; did you mean --data or "),
-    (["train", "shapes-at", "--data", "mnist"], "unknown data set 'mnist'; choose from cifar10, cifar100, shapes"),
-    (["train", "shapes-at", "--model", "vgg"], "unknown model 'vgg'; choose from deit-small, preactresnet18, resnet18"),
+    (
+        ["train", "shapes-at", "--data", "mnist"],
+        "unknown data set 'mnist'; choose from cifar10, cifar100, folder:PATH, ",
+    ),
+    (
+        ["train", "shapes-at", "--model", "vgg"],
+        "unknown model 'vgg'; choose from deit-small, module:function, ",
+    ),
     (
         ["train", "shapes-at", "--mask.source", "grad"],
         "unknown mask.source 'grad'; did you mean gradcam or ",
@@ -48,7 +54,10 @@ WRONG = [
     (["bench", "trian"], "unknown bench 'trian'; did you mean train? choose from "),
     (["evaluate", "nothing", "--network", "m:f"], "unknown option '--network'; "),
     (["data", "get"], "write `data list`, `data get NAME` or `data verify NAME`"),
-    (["data", "get", "mnist"], "unknown data set 'mnist'; choose from cifar10, cifar100, shapes"),
+    (
+        ["data", "get", "mnist"],
+        "unknown data set 'mnist'; choose from cifar10, cifar100, folder:PATH, ",
+    ),
     (["data", "verify", "cifar10", "--data-root", "nothing"], "no cifar10 under nothing; run `pixelpart data get"),
     (["demo", "--seed", "x"], "invalid int value: 'x'"),
 ]

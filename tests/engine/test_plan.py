@@ -104,10 +104,13 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "mnist"}, "unknown data set 'mnist'; choose from cifar10, cifar100, shapes, svhn"),
+        (
+            {"dataset": "mnist"},
+            "unknown data set 'mnist'; choose from cifar10, cifar100, folder:PATH, module:function, ",
+        ),
         (
             {"model": "resnet50"},
-            "unknown model 'resnet50'; did you mean resnet18. choose from deit-small, preactresnet18, resnet18, ",
+            "unknown model 'resnet50'; did you mean resnet18. choose from deit-small, module:function, ",
         ),
         ({"augment": "mixup"}, "unknown augmentation 'mixup'; choose from crop-flip, .*idbh, none"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; choose from .*fp32"),

@@ -79,7 +79,10 @@ def test_normalisation_is_inside_the_model_and_not_in_the_state_dict():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet81", "unknown model 'resnet81'; did you mean resnet18 or .* choose from deit-small, preactresnet18, "),
+        (
+            "resnet81",
+            "unknown model 'resnet81'; did you mean resnet18 or .* choose from deit-small, module:function, ",
+        ),
         ("wrn-33-10", "unknown model 'wrn-33-10'; choose a depth of 10, 16"),
         ("wrn-34-0", "unknown model 'wrn-34-0'"),
         ("wrn-34", "unknown model 'wrn-34'"),
