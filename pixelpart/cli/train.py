@@ -45,17 +45,15 @@ def train(args: list[str]) -> None:
     config = apply_config_flags(start, found)
     out = found.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
     from pixelpart import data, models
-    from pixelpart.engine.plan import build_plan
+    from pixelpart.engine.train import prepare
     from pixelpart.engine.train import train as run_training
-    from pixelpart.engine.training_data import with_data_fields
 
     if hasattr(found, "config.dataset"):  # user code is accepted from the command line only, never from a config file
         data.use(config.dataset)
     if hasattr(found, "config.model"):
         models.use(config.model)
     if found.print_config:
-        filled = with_data_fields(config)
-        build_plan(filled)
+        filled = prepare(config, found.out or run, device=found.device).config
         print((filled if config.auto else config).to_toml(), end="")
         return
     use_threads(found)

@@ -102,37 +102,42 @@ class RunCheckpoints:
 
     def _fork(self, steps: int, images: int) -> Position:
         """Starts from the state of another run after some epochs."""
-        run, _, epoch = self.config.init_from.rpartition("@")
-        if not run or not epoch.isdigit():
-            raise UserError(f"init_from {self.config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
-        source = RunFolder(run)
-        kept = sorted(source.path.glob("checkpoints/epoch-*.safetensors"))
-        path, last = source.checkpoint(f"epoch-{epoch}"), source.checkpoint("last")
-        if not path.exists() and last.exists() and read_facts(last)["position"]["step"] == int(epoch) * steps:
-            path = last
-        if not path.exists():
-            there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
-            raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {there} (see --keep)")
-        theirs = source.read_config()
-        taken = {name: getattr(theirs, name) for name in FORK_MAY_CHANGE}
-        taken["optim"] = theirs.optim.model_copy(update={"name": self.config.optim.name})  # its state is taken over
-        mine = self.config.model_copy(update=taken)
-        if differing := differing_fields(theirs, mine):
-            raise UserError(f"cannot fork {run}: {'; '.join(differing)}")
-        if int(epoch) >= self.config.epochs:
-            raise UserError(
-                f"init_from {self.config.init_from} has no epochs left to train: epochs is {self.config.epochs}"
-            )
+        path, epoch = find_parent(self.config)
         tensors, facts = load_checkpoint(path)
         _require_same(images, Position(**facts["position"]), path)
         tensors.pop("maps", None)  # computed anew
         fill(self.state.tensors(), tensors, source=path)
-        assert facts["position"]["step"] == int(epoch) * steps
-        return Position(step=int(epoch) * steps, epoch=int(epoch), forked_here=True)
+        assert facts["position"]["step"] == epoch * steps
+        return Position(step=epoch * steps, epoch=epoch, forked_here=True)
 
     def _require_finite(self, at: Position) -> None:
         if not all(bool(tensor.isfinite().all()) for tensor in self.state.weights().values()):
             raise Diverged(f"weights are not finite after step {at.step}; {self.last_good()}")
+
+
+def find_parent(config: Config) -> tuple[Path, int]:
+    """The checkpoint that `init_from` names, and its epoch; UserError if this config cannot be forked from it."""
+    run, _, epoch = config.init_from.rpartition("@")
+    if not run or not epoch.isdigit():
+        raise UserError(f"init_from {config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
+    source = RunFolder(run)
+    theirs = source.read_config()
+    taken = {name: getattr(theirs, name) for name in FORK_MAY_CHANGE}
+    taken["optim"] = theirs.optim.model_copy(update={"name": config.optim.name})  # its state is taken over
+    if differing := differing_fields(theirs, config.model_copy(update=taken)):
+        raise UserError(f"cannot fork {run}: {'; '.join(differing)}")
+    path, last = source.checkpoint(f"epoch-{epoch}"), source.checkpoint("last")
+    if not path.exists() and last.exists():
+        at = Position(**read_facts(last)["position"])
+        if at.step == int(epoch) * -(-at.images // theirs.batch_size):  # at the end of that epoch
+            path = last
+    if not path.exists():
+        kept = sorted(source.path.glob("checkpoints/epoch-*.safetensors"))
+        there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
+        raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {there} (see --keep)")
+    if int(epoch) >= config.epochs:
+        raise UserError(f"init_from {config.init_from} has no epochs left to train: epochs is {config.epochs}")
+    return path, int(epoch)
 
 
 def _require_same(images: int, at: Position, path: Path) -> None:

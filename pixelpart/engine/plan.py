@@ -15,6 +15,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.config import Config
 from pixelpart.data import of_config, require_masks
 from pixelpart.data.augment import AUGMENTS
+from pixelpart.data.loader import split_holdout
 from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import Phase, TrainingAttack, TrainingObjective
@@ -68,6 +69,7 @@ def build_plan(config: Config) -> Plan:
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
     choose(PRECISIONS, config.precision, "precision")
+    split_holdout(dataset.counts["train"], config.holdout, config.split_seed)
     model, names = build_model(config), config.mask
     mask = masks.budget_policy(**names.policy, eps=config.eps, eps_low=config.eps_low)
     if mask is not None and mask.source.of_image:

@@ -12,7 +12,7 @@ import torch
 from pixelpart import draws
 from pixelpart.config import Config, write_fraction
 from pixelpart.engine import metrics, training_data
-from pixelpart.engine.checkpoint import Position, RunCheckpoints
+from pixelpart.engine.checkpoint import Position, RunCheckpoints, find_parent
 from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.plan import Plan, build_plan
 from pixelpart.engine.schedule import SCHEDULES
@@ -29,6 +29,7 @@ from pixelpart.runtime.progress import LiveTable, Progress, Screen
 from pixelpart.runtime.world import World, joined, local_device
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
+COLLAPSE_STEPS = 100  # before them a model that predicts one class is not called collapsed
 CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
 
 
@@ -49,10 +50,7 @@ def train(
     captured unless `fast` is False; the two paths differ by rounding, and in the draws of a network's dropout.
     Processes started by torchrun share every batch. With `stop_after` the run ends after that epoch, to be resumed.
     """
-    config = training_data.with_data_fields(config)
-    plan = build_plan(config)
-    folder = RunFolder(out)
-    folder.check_config(config)
+    plan, folder = prepare(config, out, device=device), RunFolder(out)
     with joined() as world:
         place, screen = choose_device(device or local_device()), screen or Screen()
         shown = screen if world.leads else Screen(quiet=True)
@@ -62,6 +60,18 @@ def train(
                 trainer.run(save_seconds, stop_after)
             world.wait()  # until the first process has written its files
     return Run(folder.path)
+
+
+def prepare(config: Config, out: Path | str | None, *, device: torch.device | str | None = None) -> Plan:
+    """The plan of a run in the folder `out`; UserError for every mistake that shows before images are read."""
+    config = training_data.with_data_fields(config)
+    plan = build_plan(config)
+    if out is not None:
+        RunFolder(out).check_config(config)
+    if config.init_from and not (out is not None and RunFolder(out).checkpoint("last").exists()):
+        find_parent(config)
+    choose_device(device)
+    return plan
 
 
 class Trainer:
@@ -233,9 +243,9 @@ class Trainer:
     def report_collapse(self) -> None:
         """Logs once when the unaveraged model starts to predict a single class; an average lags behind it.
 
-        The first epochs do not count: with few images they are a few steps, before which every model does so.
+        The first epochs and steps do not count: an untrained model does so too.
         """
-        if self.position.epoch <= min(self.config.epochs // 10, 5):
+        if self.position.epoch <= min(self.config.epochs // 10, 5) or self.position.step < COLLAPSE_STEPS:
             return
         x, y = self.probe_sets[self.measured_on]
         before, view = self.collapsed_to, self.state.attack_view()
