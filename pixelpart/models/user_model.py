@@ -1,8 +1,11 @@
 """A model made by user code: `module:function`, where function(num_classes) returns it."""
 
 import copy
+import inspect
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +34,8 @@ def make(name: str, num_classes: int, shape: tuple[int, int, int], generator: to
     example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]), redirect_stdout(sys.stderr):
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        made = usercode.call(name, num_classes)
+        args, kwargs = _arguments(usercode.load_function(name), num_classes)
+        made = usercode.call(name, *args, **kwargs)
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} returned a {type(made).__name__}; it must return an nn.Module on [0,1] images")
         made = made.cpu()
@@ -42,6 +46,19 @@ def make(name: str, num_classes: int, shape: tuple[int, int, int], generator: to
         except Exception as error:  # TorchScript, a lock, a tensor with gradient history
             raise usercode.failure(f"copying the network of {name}", error) from error
         return (made if isinstance(made, Classifier) else wrap_if_possible(made, example)).train()
+
+
+def _arguments(function: Callable[..., Any], num_classes: int) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The number of classes: by keyword if the function has `num_classes` or, as torchvision's, takes any keyword.
+
+    Else as the first argument; none for a function without parameters, such as a ResNet18() for ten classes.
+    """
+    parameters = inspect.signature(function).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    required = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if "num_classes" in parameters or (inspect.Parameter.VAR_KEYWORD in kinds and not required):
+        return (), {"num_classes": num_classes}
+    return ((num_classes,) if parameters else ()), {}
 
 
 def _check_logits(what: str, made: nn.Module, example: torch.Tensor, num_classes: int) -> None:

@@ -56,6 +56,17 @@ def large_images_alone(num_classes):
     net.module.body.append(nn.AvgPool2d(20))
     return net
 
+def ten():
+    return Net(10)
+
+def like_timm(pretrained=False, **kwargs):
+    assert not pretrained
+    return Net(**kwargs)
+
+def second(width=8, num_classes=1000):
+    assert width == 8
+    return Net(num_classes)
+
 ready = Net(10)
 """
 
@@ -71,6 +82,13 @@ def mynets(tmp_path, monkeypatch):
 
 def built(function, **settings):
     return models.build(models.use(f"mynets:{function}"), **settings)
+
+
+def test_the_number_of_classes_is_passed_as_the_function_takes_it(mynets):
+    for function, classes in {"bare": 5, "like_timm": 5, "second": 5, "Net": 5, "ten": 10}.items():
+        assert built(function, num_classes=classes)(torch.rand(2, 3, 32, 32)).shape == (2, classes)
+    with pytest.raises(UserError, match=r"gives logits \(2, 10\) for 2 images; they must be \(2, 5\)"):
+        built("ten", num_classes=5)
 
 
 @pytest.mark.parametrize("function", ["wrapped", "split", "bare"])
@@ -105,7 +123,7 @@ def test_pixel_scaling_is_set_if_requested(mynets):
     [
         ("seven", r"mynets:seven\(10\) gives logits \(2, 7\) for 2 images; they must be \(2, 10\)"),
         ("nothing", "mynets:nothing returned a NoneType; it must return an nn.Module"),
-        ("broken", r"mynets:broken\(10\) fails with RuntimeError: no weights here \(mynets.py:\d+\)"),
+        ("broken", r"mynets:broken fails with RuntimeError: no weights here \(mynets.py:\d+\)"),
         ("large_images_alone", r"mynets:large_images_alone\(10\) on images of 32x32 fails with RuntimeError"),
         ("ready", "mynets:ready is a Net; name a function of the number of classes"),
         ("missing", "mynets has no 'missing'"),
