@@ -1,5 +1,6 @@
 """wrap: gives features and head to any network."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from inspect import ismethod
@@ -74,7 +75,8 @@ def _find(module: nn.Module, example: Tensor) -> Wrapped:
                 with suppress(UserError):
                     return _checked(wrapped, example)
         except Untraceable as error:
-            reason = f" ({next(iter(str(error).splitlines()), '')})"
+            first, *_ = re.split(r"\. |\n", str(error).strip())  # the sentence that says what fails
+            reason = f" ({first})"
     raise UserError(
         f"no features and head found in {type(module).__name__}{reason}; maps need them: write pixelpart.models."
         "wrap(net, features=f, head=g), where f(x) is the last activation before pooling and g(f(x)) equals net(x)"

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import user_nets
@@ -126,6 +127,25 @@ def test_a_mask_on_it_is_an_error_with_the_lines_to_write(tmp_path, few_images):
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
     trained("part", "FunctionalBranches", tmp_path / "run", mask={"layer": "module.conv"})
+
+
+class CountsFeatures(nn.Module):
+    """As in PyTorch's tutorial on LeNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(4 * 16 * 16, 10)
+
+    def forward(self, x):
+        x, n = self.conv(x).relu(), 1
+        for size in x.size()[1:]:
+            n *= size
+        return self.fc(x.view(-1, n))
+
+
+def test_of_a_long_message_of_torch_fx_the_error_has_the_first_sentence():
+    with pytest.raises(UserError, match=r"found in CountsFeatures \(Proxy object cannot be iterated\); maps need them"):
+        wrap(CountsFeatures())
 
 
 def wrapped_with_functions(num_classes):
