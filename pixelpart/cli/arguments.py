@@ -128,7 +128,8 @@ def add_run_options(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="network of a run, module:function; required if it is user code (default: its own)",
+        action="append",
+        help="network of a run, module:function; required if it is user code; once for each network (default: its own)",
     )
     parser.add_argument(
         "--data",
@@ -144,7 +145,7 @@ def add_checkpoint(parser: Any) -> None:
 
 
 def use_model(found: argparse.Namespace, subjects: Sequence[str | Path]) -> None:
-    """Allows the user code that --model names, which has to be the network of one of the runs.
+    """Allows the user code that each --model names, which has to be the network of one of the runs.
 
     Only the command line may do so, never a config file. Several subjects are looked up before any work.
     """
@@ -154,12 +155,13 @@ def use_model(found: argparse.Namespace, subjects: Sequence[str | Path]) -> None
     from pixelpart.evaluation.target import find_config
 
     configs = [find_config(subject, checkpoint=found.checkpoint) for subject in subjects]
-    if found.model is not None:
-        if found.model not in (theirs := [config.model for config in configs if config]):
-            raise UserError(
-                f"--model {found.model}: {subjects[0]} has {theirs[0] if theirs else 'a network of its own'}"
-            )
-        models.use(found.model)
+    theirs = [config.model for config in configs if config]
+    for name in found.model or ():
+        if name not in theirs:
+            raise UserError(f"--model {name}: {subjects[0]} has {theirs[0] if theirs else 'a network of its own'}")
+        models.use(name)
+    for name in theirs:
+        models.require_use(name)
 
 
 def add_folder_options(parser: Parser) -> None:

@@ -59,6 +59,7 @@ def bench(args: list[str]) -> None:
         if found.run is None:
             raise UserError("bench autoattack needs a run folder: bench autoattack RUN")
         settings["root"], found.checkpoint = found.data_root, found.checkpoint or "best"
+        found.model = [found.model] if found.model else None
         use_model(found, [found.run])
         settings.pop("model", None)
     elif found.model:

@@ -48,6 +48,15 @@ def use(name: str) -> str:
     return name
 
 
+def require_use(name: str) -> None:
+    """UserError if the name is user code that `use` has not allowed."""
+    if is_user_code(name) and name not in USER_MODELS:
+        raise UserError(
+            f"model {name!r} is user code and is never loaded from a config; pass --model {name} or call "
+            f"pp.models.use({name!r})"
+        )
+
+
 def build(
     name: str,
     *,
@@ -66,12 +75,8 @@ def build(
     if num_classes < 2:
         raise UserError(f"num_classes {num_classes} is below 2")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
+    require_use(name)
     if is_user_code(name):
-        if name not in USER_MODELS:
-            raise UserError(
-                f"model {name!r} is user code and is never loaded from a config; pass --model {name} or call "
-                f"pp.models.use({name!r})"
-            )
         model = user_model.make(name, num_classes, (channels, *height_width(size)), generator)
         if mean is not None and std is not None:  # else its own scaling remains
             model.set_scaling(mean, std)

@@ -22,6 +22,8 @@ import pixelpart as pp
 def small(num_classes):
     return pp.models.build("tiny-cnn", num_classes=num_classes)
 
+smaller = small
+
 def load(split):
     images, labels = pp.data.load("shapes", split=split)
     return images.numpy(), labels.numpy()
@@ -102,6 +104,19 @@ def test_run_with_user_code_is_resumed_only_if_the_flags_name_it(own_code, capsy
         capsys, ["train", "run", *flags, "--epochs", "3"], "--model cli_nets:small --data cli_nets:load --epochs 3"
     )
     assert main([*shlex.split(err.partition("to go on: ")[2])[1:], "--device", "cpu"]) == 0
+
+
+def test_model_is_given_once_for_each_network_of_several_runs(own_code, capsys):
+    names = ["small", "smaller"]
+    for name in names:
+        flags = ["--model", f"cli_nets:{name}", "--data", "cli_nets:load"]
+        assert main(["train", "shapes-at", *TINY, *flags, "--epochs", "1", "--out", name]) == 0
+    forget_user_code()
+    evaluation = ["evaluate", *names, "--attacks", "natural", "--data", "cli_nets:load", "--model", "cli_nets:small"]
+    mistake(capsys, evaluation, "pass --model cli_nets:smaller")  # before anything is evaluated
+    assert not RunFolder("small").path.joinpath("eval.json").exists()
+    assert main([*evaluation, "--model", "cli_nets:smaller", "--device", "cpu"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(":")] == ["small:", "smaller:"]
 
 
 def test_print_config_refuses_what_train_refuses_and_writes_nothing(tmp_path, capsys, monkeypatch):
