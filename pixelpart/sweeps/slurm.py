@@ -87,6 +87,8 @@ def _executor(folder: Path, settings: dict[str, Any]) -> Any:
         executor.update_parameters(**{k if k in OF_ANY_CLUSTER else f"slurm_{k}": v for k, v in settings.items()})
     except (NameError, ValueError, TypeError, AssertionError) as error:
         raise UserError(f"[slurm]: {str(error).splitlines()[0]}") from None
+    if "signal_delay_s" not in settings:  # Slurm may warn a minute early: 90 s would leave nothing of 2 minutes
+        executor.update_parameters(slurm_signal_delay_s=min(90, 15 * settings["timeout_min"]))
     return executor
 
 

@@ -75,12 +75,27 @@ def test_job_saves_at_its_time_limit_before_it_is_requeued(job, tmp_path, monkey
     assert "stopped after step" in folder.log_file.read_text()
 
 
-def test_wrong_settings_are_one_line(job, quiet, tmp_path, monkeypatch):
+@pytest.fixture
+def _no_cluster(tmp_path, monkeypatch):
+    """Programs with the names of Slurm's that do nothing."""
     pytest.importorskip("submitit")
     for name in ("sbatch", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("_no_cluster")
+@pytest.mark.parametrize(("settings", "delay"), [({"timeout_min": 2}, 30), ({"signal_delay_s": 7}, 7), ({}, 90)])
+def test_jobs_are_warned_of_a_short_time_limit_late_enough_to_work(job, quiet, tmp_path, monkeypatch, settings, delay):
+    (tmp_path / "sbatch").write_text(f'#!/bin/sh\ncat "$1" > {tmp_path}/submitted\necho Submitted batch job 1\n')
+    monkeypatch.setattr(slurm, "_queue", set)
+    run_jobs([job()], tmp_path / "out", on="slurm", slurm=settings, screen=quiet)
+    assert f"--signal=USR2@{delay}\n" in (tmp_path / "submitted").read_text()
+
+
+@pytest.mark.usefixtures("_no_cluster")
+def test_wrong_settings_are_one_line(job, quiet, tmp_path):
     with pytest.raises(UserError, match=r"\[slurm\]: .*'slurm_minutes'") as caught:
         run_jobs([job()], tmp_path / "out", on="slurm", slurm={"minutes": 3}, screen=quiet)
     assert "\n" not in str(caught.value)
