@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from pixelpart.files import atomic_write
 from pixelpart.sweeps.work import JobFiles, Task, perform
@@ -40,21 +42,14 @@ def cpu_threads(n: int) -> Iterator[None]:
 
 def perform_with(workers: "list[Worker]", tasks: list[Task], *, report: Report, watch: Callable[[], None]) -> None:
     """Performs the tasks, one per worker at a time; `watch` is called now and then."""
-    waiting, finished = deque(tasks), queue.SimpleQueue[tuple[Task, str]]()
-
-    def serve_one(worker: Worker) -> None:
-        with contextlib.suppress(IndexError):  # none is waiting
-            while not worker.stopping:
-                task = waiting.popleft()
-                finished.put((task, worker.perform(task)))
-
-    threads = [threading.Thread(target=serve_one, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads) or not finished.empty():
+    waiting, busy = deque(tasks), dict[IO[bytes], Worker]()  # by the pipe of their answers
+    while waiting or busy:
+        for worker in workers:
+            if waiting and worker not in busy.values():
+                busy[worker.begin(waiting.popleft())] = worker
         watch()
-        with contextlib.suppress(queue.Empty):
-            report(*finished.get(timeout=POLL_SECONDS))
+        for answers in select.select(list(busy), [], [], POLL_SECONDS)[0]:
+            report(*busy.pop(answers).end())
 
 
 @contextlib.contextmanager
@@ -62,57 +57,56 @@ def started(n: int, out: Path, *, threads: int, device: str | None) -> "Iterator
     """n workers, each with a GPU of its own if possible; at the end they are stopped, and save."""
     (out / "jobs").mkdir(parents=True, exist_ok=True)
     gpus = visible_gpus() if device in (None, "cuda") else []
-    settings = [{name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", THREADS)} for _ in range(n)]
-    for k, setting in enumerate(settings):
-        setting |= {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {}
-    workers = [Worker(out / "jobs" / f"worker-{k}.log", setting) for k, setting in enumerate(settings)]
+    workers = []
+    for k in range(n):
+        settings = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", THREADS)}
+        settings |= {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {}
+        workers.append(Worker(out / "jobs" / f"worker-{k}.log", settings))
     try:
         yield workers
     finally:
-        for worker in workers:
-            worker.stop()
-        for worker in workers:
-            if worker.process is not None:
-                worker.process.wait()
+        processes = [worker.process for worker in workers if worker.process is not None]
+        for process in processes:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr]
+        for process in processes:
+            process.wait()
 
 
 class Worker:
     """A process that performs tasks; where it has died, the next task starts a new one."""
 
-    def __init__(self, log: Path, settings: dict[str, str]) -> None:
-        self.log, self.settings, self.stopping = log, settings, False
-        self.process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | None = None
+    task: Task
 
-    def perform(self, task: Task) -> str:
-        """The error of the task, or an empty string; the death of the process is an error too."""
+    def __init__(self, log: Path, settings: dict[str, str]) -> None:
+        self.log, self.settings = log, settings
+
+    def begin(self, task: Task) -> IO[bytes]:
+        """Passes the task on; returns the pipe from which `end` reads the answer."""
         if self.process is None or self.process.poll() is not None:
             with open(self.log, "ab") as log:  # a session of its own: Ctrl-C reaches the sweep, which stops the workers
                 self.process = subprocess.Popen(
                     WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=os.environ | self.settings,
                     start_new_session=True,
                 )  # fmt: skip
-        process = self.process
-        if self.stopping:  # perhaps since before the process was there
-            self.stop()
-        assert process.stdin and process.stdout  # noqa: PT018
-        with contextlib.suppress(OSError, ValueError):  # it has died or was stopped: no answer comes
-            process.stdin.write(pickle.dumps(task))
-            process.stdin.flush()
-        if answer := process.stdout.readline().decode():
-            return answer.rstrip("\n")
-        code = process.wait()
-        if self.stopping:
-            return "stopped"
+        self.task = task
+        assert self.process.stdin and self.process.stdout  # noqa: PT018
+        with contextlib.suppress(OSError):  # it has died: the answer is empty
+            self.process.stdin.write(pickle.dumps(task))
+            self.process.stdin.flush()
+        return self.process.stdout
+
+    def end(self) -> tuple[Task, str]:
+        """The task and its error, or an empty string; the death of the process is an error too."""
+        assert self.process and self.process.stdout  # noqa: PT018
+        if answer := self.process.stdout.readline().decode():
+            return self.task, answer.rstrip("\n")
+        code = self.process.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         error = f"the worker process ended {how}; see {self.log}"
-        atomic_write(JobFiles(task.out, task.id).error, error + "\n")
-        return error
-
-    def stop(self) -> None:
-        self.stopping = True
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.close()
+        atomic_write(JobFiles(self.task.out, self.task.id).error, error + "\n")
+        return self.task, error
 
 
 def visible_gpus() -> list[str]:
