@@ -363,6 +363,14 @@ class Config(Section):
         return self.seed if self.holdout_seed == "same" else self.holdout_seed
 
     @property
+    def fork_source(self) -> tuple[str, int]:
+        """The run and the epoch that `init_from` names."""
+        run, _, epoch = self.init_from.rpartition("@")
+        if not run or not epoch.isdigit():
+            raise UserError(f"init_from {self.init_from!r} is not RUN@EPOCH, such as runs/part@20")
+        return run, int(epoch)
+
+    @property
     def data_options(self) -> dict[str, Any]:
         """The keyword arguments of `data.find` and `data.load`."""
         options = {"size": self.size, "skip_bad": self.skip_bad, "background": self.background}

@@ -117,9 +117,7 @@ class RunCheckpoints:
 
 def find_parent(config: Config) -> tuple[Path, int]:
     """The checkpoint that `init_from` names, and its epoch; UserError if this config cannot be forked from it."""
-    run, _, epoch = config.init_from.rpartition("@")
-    if not run or not epoch.isdigit():
-        raise UserError(f"init_from {config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
+    run, epoch = config.fork_source
     source = RunFolder(run)
     theirs = source.read_config()
     taken = {name: getattr(theirs, name) for name in FORK_MAY_CHANGE}
@@ -129,15 +127,15 @@ def find_parent(config: Config) -> tuple[Path, int]:
     path, last = source.checkpoint(f"epoch-{epoch}"), source.checkpoint("last")
     if not path.exists() and last.exists():
         at = Position(**read_facts(last)["position"])
-        if at.step == int(epoch) * -(-at.images // theirs.batch_size):  # at the end of that epoch
+        if at.step == epoch * -(-at.images // theirs.batch_size):  # at the end of that epoch
             path = last
     if not path.exists():
         kept = sorted(source.path.glob("checkpoints/epoch-*.safetensors"))
         there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
         raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {there} (see --keep)")
-    if int(epoch) >= config.epochs:
+    if epoch >= config.epochs:
         raise UserError(f"init_from {config.init_from} has no epochs left to train: epochs is {config.epochs}")
-    return path, int(epoch)
+    return path, epoch
 
 
 def _require_same(images: int, at: Position, path: Path) -> None:

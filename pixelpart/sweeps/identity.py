@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pixelpart.config import ADDED, Config, flat, is_user_code
-from pixelpart.errors import UserError
 from pixelpart.runs import RunFolder
 
 Fields = dict[str, Any]  # JSON values by dotted name
 NAMES = ("schema_version", "recipe", "keep", "num_classes", "classes", "init_from")  # decide nothing by themselves
+
+OF_MAPS = {"mask.layer": "features", "mask.target": "predicted"}  # with their defaults
+OTHER_SOURCES = ("margin", "centre", "quadrant", "blobs", "object")
+NOT_READ = {"gradient": ("mask.layer",), **dict.fromkeys(OTHER_SOURCES, tuple(OF_MAPS))}
 
 
 def identity(config: Config, *, folder: Path | None = None) -> str:
@@ -39,8 +42,9 @@ def canonical(config: Config) -> Fields:
 
 
 def spelled_out(config: Config) -> Fields:
-    """All fields, each in one form: what "same" stands for in burn-in, and decays that are reached."""
+    """All fields, each in one form: what "same" stands for in burn-in, decays that are reached, what a source reads."""
     fields = flat(config)
+    fields |= {name: OF_MAPS[name] for name in NOT_READ.get(config.mask.source.partition(":")[0], ())}
     for name, other in {"burn_in.eps": "eps", "burn_in.objective": "objective.name"}.items():
         if fields[name] == "same":
             fields[name] = fields[other]
@@ -127,11 +131,9 @@ def _first_phase(config: Config) -> Fields:
 
 def parent_of(config: Config, folder: Path | None) -> tuple[Path, int]:
     """The folder and the epoch that a run is forked from."""
-    run, _, epoch = config.init_from.rpartition("@")
-    if not run or not epoch.isdigit():
-        raise UserError(f"init_from {config.init_from!r} is not RUN@EPOCH, such as runs/part@20")
+    run, epoch = config.fork_source
     places = [Path(run), *([folder.parent / Path(run).name] if folder else [])]
-    return next((place for place in places if (place / "config.json").exists()), places[0]), int(epoch)
+    return next((place for place in places if (place / "config.json").exists()), places[0]), epoch
 
 
 def _hash(fields: Fields) -> str:

@@ -39,6 +39,9 @@ SAME = [
     ({"holdout": 0}, {"holdout_seed": 3}),
     ({}, {"mask": {"source": "centre", "control": "flat", "mean": "8/255", "mean_over": "batch"}}),
     (PART, {"mask": {"mean_over": "batch"}}),
+    (PART | {"mask": {"rule": "mean", "source": "object"}}, {"mask": {"target": "label", "layer": "layer3"}}),
+    (PART | {"mask": {"rule": "mean", "source": "quadrant:ul"}}, {"mask": {"target": "label"}}),
+    (PART | {"mask": {"rule": "mean", "source": "gradient:2"}}, {"mask": {"layer": "layer3"}}),
 ]
 DIFFERENT = [
     ({}, {"seed": 1}),
@@ -48,6 +51,8 @@ DIFFERENT = [
     ({}, {"eps_from": "4/255"}),
     ({"holdout": 0, "eps_from": "4/255"}, {"burn_in": {"epochs": 5}}),  # from the end of burn-in to that of the run
     (PART, {"mask": {"control": "flat"}}),
+    (PART, {"mask": {"target": "label"}}),
+    (PART | {"mask": {"rule": "mean", "source": "gradient:2"}}, {"mask": {"target": "label"}}),
     (PART, {"mask": {"mean": "8/255"}}),
     ({}, {"epochs": 70}),
     ({}, {"optim": {"decay_at": (50,)}}),
