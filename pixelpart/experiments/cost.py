@@ -60,18 +60,9 @@ def footprint(values: dict[str, Any]) -> dict[str, Any]:
         train(Config.model_validate(values), Path(folder) / "run", screen=Screen(quiet=True))
     if torch.cuda.is_available():
         return {"mib": torch.cuda.max_memory_allocated() / 2**20, "of": "GPU"}
-    return {"mib": peak_memory(), "of": "process"}
-
-
-def peak_memory() -> float:
-    """The largest resident size of this process, in MiB."""
-    import resource
-
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux: ru_maxrss would include the parent process, as it was when it started this one
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS: in bytes
+    # ru_maxrss would include the parent process, as it was when it started this one
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {"mib": int(status["VmHWM"].split()[0]) / 2**10, "of": "process"}
 
 
 def plot(results: Results) -> Figure:

@@ -28,6 +28,7 @@ def arms(scale: Scale) -> Arms:
 def measure(run: Run, job: Job) -> dict[str, Any]:
     """The report of `pixelpart check`, with the other arm's run of this seed as the surrogate."""
     from pixelpart.evaluation.checks.obfuscation import check
+    from pixelpart.evaluation.statistics import wilson
 
     images = job.images or SETS[job.config.dataset].counts["test"]
     other = surrogate(run, job)
@@ -40,7 +41,10 @@ def measure(run: Run, job: Job) -> dict[str, Any]:
         "random only": 100 * found["random"]["random_only"] / images,
     }
     columns |= {GROWING[eps]: 100 * share for eps, share in found["growing eps"]["accuracy"].items() if eps in GROWING}
-    return {"columns": columns, "verdict": report.verdict, "suspicious": report.suspicious, "surrogate": other.dir.name}
+    ends = {name: wilson(round(value * images / 100), images) for name, value in columns.items()}
+    intervals = {name: [100 * low, 100 * high] for name, (low, high) in ends.items()}
+    about = {"verdict": report.verdict, "suspicious": report.suspicious, "surrogate": other.dir.name}
+    return {"columns": columns, "intervals": intervals} | about
 
 
 def surrogate(run: Run, job: Job) -> Run:

@@ -1,7 +1,7 @@
 """Figures 2 and 5 to 7: heat maps of AT and PART after some epochs; as a number, how much of a map lies on the object.
 
 The raw map of the predicted class, brought to the size of the image and scaled to sum 1: its share on the object over
-the object's share of the area, mean over images, next to that of a Gaussian in the middle of the image.
+the object's share of the area, mean over images, next to that of the source `centre`, a Gaussian.
 """
 
 from typing import Any
@@ -20,6 +20,7 @@ from pixelpart.experiments.common.experiment import Experiment, More
 from pixelpart.experiments.common.results import Results, mean_of
 from pixelpart.experiments.common.scales import Arms, Scale
 from pixelpart.experiments.common.tables import Table, number
+from pixelpart.experiments.sensitivity import share_on
 from pixelpart.runs import Run
 from pixelpart.runtime.device import choose_device
 from pixelpart.sweeps.work import Job
@@ -47,24 +48,14 @@ def measure(run: Run, job: Job) -> dict[str, Any]:
         dead[epoch] = int((raw.amax((1, 2)) <= 0).sum())
         if inside is not None:
             columns[f"epoch {epoch}"] = concentration(raw, inside)
-    middle = None if inside is None else concentration(gaussian(x.shape[-1])[None].expand(len(x), -1, -1), inside)
+    middle = None if inside is None else concentration(masks.centre(masks.SourceInputs(x, labels)), inside)
     return {"columns": columns, "gaussian": middle, "dead": dead, "index": shown.tolist(), "maps": pictures}
 
 
 def concentration(maps: Tensor, inside: Tensor) -> float:
     """mean over images of (share of the map on the object) / (share of the area), without maps that are all zero."""
-    size = inside.shape[-2:]
-    full = F.interpolate(maps[:, None], size=size, mode="bicubic", antialias=True)[:, 0].clamp_min(0).double()
-    total, on = full.sum((1, 2)), (full * inside).sum((1, 2))
-    alive = (total > 0) & inside.flatten(1).any(1)
-    area = inside.double().mean((1, 2))
-    return float((on[alive] / total[alive] / area[alive]).mean())
-
-
-def gaussian(size: int) -> Tensor:
-    """exp(-r² / 2 s²) around the middle, s a quarter of the side."""
-    axis = torch.arange(size) - (size - 1) / 2
-    return torch.exp(-(axis[:, None] ** 2 + axis[None] ** 2) / (2 * (size / 4) ** 2))
+    full = F.interpolate(maps[:, None], size=inside.shape[-2:], mode="bicubic", antialias=True)[:, 0]
+    return float(share_on(full.clamp_min(0).double(), inside).nanmean())
 
 
 def analyse(results: Results, more: More) -> list[Table]:

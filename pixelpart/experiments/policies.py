@@ -1,6 +1,7 @@
 """Budgets that might move the curve: over time, over images, over pixels, each with a twin; on held-out images."""
 
 from dataclasses import replace
+from typing import Any
 
 from pixelpart.config import Config
 from pixelpart.experiments.common.distances import distances, plot_frontier, uniform_arms
@@ -17,8 +18,7 @@ SCALES = {
 
 
 def arms(scale: Scale) -> Arms:
-    def policy(high: float, low: float, *, source: str, rule: str, control: str = "none", mean: float = 0.0) -> Config:
-        mask = {"source": source, "rule": rule, "control": control, "mean": mean}
+    def policy(high: float, low: float, **mask: Any) -> Config:
         return scale.config("part", eps=high / 255, eps_low=low / 255, burn_in={"eps": EPS}, mask=mask)
 
     found = {uniform_label(level / 255): scale.uniform(level / 255) for level in UNIFORM}
@@ -31,7 +31,8 @@ def arms(scale: Scale) -> Arms:
         found[name] = policy(10, 6, source="gradcam", rule="mean", control=control, mean=EPS)
     for power in ("0.5", "-0.5"):
         for name, control in ((f"|g|^{power}", "none"), (f"|g|^{power} shuffled", "shuffled")):
-            found[name] = policy(16, 2, source="gradient:2", rule=f"power:{power}", control=control, mean=EPS)
+            gradient = {"source": "gradient:2", "target": "label", "rule": f"power:{power}"}
+            found[name] = policy(16, 2, **gradient, control=control, mean=EPS)
     return found | {"U8 with AWP": scale.config("at", awp={"gamma": 0.01})}
 
 

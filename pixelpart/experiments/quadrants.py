@@ -8,25 +8,34 @@ from pixelpart.experiments.common import paper, plots
 from pixelpart.experiments.common.experiment import Experiment
 from pixelpart.experiments.common.scales import Arms, Scale
 
-REGIONS = ("ul", "ur", "bl", "br")
+REGIONS = {region: f"{region} 6|12" for region in ("ul", "ur", "bl", "br")}  # labels
 ATTACKS = ("natural", "pgd20", "apgd")
 
 
 def arms(scale: Scale) -> Arms:
     levels = {"eps": 6 / 255, "eps_low": 12 / 255, "burn_in": {"epochs": 0}}  # the marked quadrant gets eps
     found = {
-        region: scale.config("part", mask={"source": f"quadrant:{region}", "rule": "mean"}, **levels)
-        for region in REGIONS
+        label: scale.config("part", mask={"source": f"quadrant:{region}", "rule": "mean"}, **levels)
+        for region, label in REGIONS.items()
     }
     return found | {"U10.5": scale.config("at", eps=10.5 / 255)}
+
+
+def pairs(arms: Arms) -> list[tuple[str, str]]:
+    """Each quadrant next to the uniform arm, and quadrants that differ by noise or as in the paper."""
+    others = [(REGIONS[a], REGIONS[b]) for a, b in (("ul", "br"), ("ul", "ur"), ("bl", "br"))]
+    return [*((label, "U10.5") for label in REGIONS.values()), *others]
 
 
 EXPERIMENT = Experiment(
     arms=arms,
     attacks={"paper": ATTACKS, "demo": ATTACKS},
-    paper=lambda scale: paper.QUADRANTS,
-    baselines=lambda arms: [*((region, "U10.5") for region in REGIONS), ("ul", "br"), ("ul", "ur"), ("bl", "br")],
+    paper=lambda scale: {REGIONS[region]: numbers for region, numbers in paper.QUADRANTS.items()},
+    baselines=pairs,
     seeds={"paper": range(3), "demo": range(3)},
     plot=plots.intervals,
-    notes=("ul - ur and bl - br measure noise, as each pair is one distribution where images are flipped.",),
+    notes=(
+        "ul 6|12: 6/255 in the upper left quarter of the image, 12/255 elsewhere.",
+        "ul - ur and bl - br measure noise, as each pair is one distribution where images are flipped.",
+    ),
 )

@@ -1,6 +1,5 @@
 """Lemma 1 and Theorem 1 on their 2-D toy: the theorem's points minimise the loss, and the maximisers are corners."""
 
-from collections import Counter
 from dataclasses import asdict
 
 import numpy as np
@@ -18,8 +17,9 @@ from pixelpart.experiments.common.toy import (
     kkt_points,
     loss,
     maximisers,
-    random_toys,
+    random_study,
     theorem_points,
+    worth,
 )
 
 TOYS = {
@@ -31,7 +31,7 @@ RANDOM = 1000
 
 
 def analyse(results: Results, more: More) -> list[Table]:
-    results.analysis = {"toys": {name: facts(toy) for name, toy in TOYS.items()}, "random": random_study()}
+    results.analysis = {"toys": {name: facts(toy) for name, toy in TOYS.items()}, "random": random_study(RANDOM)}
     rows = []
     for name, toy in TOYS.items():
         for kind, points in (("Theorem 1", theorem_points(toy)), ("maximiser", maximisers(toy))):
@@ -50,41 +50,6 @@ def facts(toy: Toy) -> dict[str, object]:
     listed = {"theorem": theorem_points(toy), "kkt": kkt_points(toy), "maximisers": maximisers(toy)}
     points = {name: [asdict(point) for point in points] for name, points in listed.items()}
     return {"toy": asdict(toy), "reach": toy.reach, **points, "grid": asdict(grid_search(toy))}
-
-
-def random_study() -> dict[str, object]:
-    """Counts of KKT points by case, and the largest deviations from a grid search and from finite differences."""
-    cases: Counter[str] = Counter()
-    apart, edge, theorem, price = [], [], [], []
-    for toy in random_toys(RANDOM):
-        best, grid = maximisers(toy)[0], grid_search(toy, n=41)
-        cases.update(point.case for point in kkt_points(toy))
-        apart.append(abs(grid.largest / best.loss - 1))
-        edge.append(grid.edges + grid.interior)
-        theorem += [point.loss for point in theorem_points(toy)]
-        price += [abs(_worth(best)[i] - _slope_in_eps(toy, i)) for i in range(2)]
-    checks = {
-        "largest loss at Theorem 1's points": max(theorem),
-        "largest relative difference of the maximum from a grid search": max(apart),
-        "local maxima of the grid that are not corners": float(sum(edge)),
-        "largest difference of a multiplier from d(max loss)/d(eps)": max(price),
-    }
-    return {"toys": RANDOM, "kkt_points": dict(cases), "checks": checks}
-
-
-def _worth(point: Point) -> tuple[float, float]:
-    """The multiplier of each pixel's bound, whichever of the two it is."""
-    up1, down1, up2, down2 = point.multipliers
-    return up1 + down1, up2 + down2
-
-
-def _slope_in_eps(toy: Toy, pixel: int, h: float = 1e-5) -> float:
-    ends = []
-    for sign in (1, -1):
-        eps = list(toy.eps)
-        eps[pixel] += sign * h
-        ends.append(maximisers(Toy(toy.residual, toy.weights, (eps[0], eps[1])))[0].loss)
-    return (ends[0] - ends[1]) / (2 * h)
 
 
 def _row(point: Point) -> list[str]:
@@ -122,7 +87,7 @@ def draw(axes: Axes, toy: Toy) -> None:
     axes.plot(*ends.T, "o", color=plots.COLOURS[1], markerfacecolor="white", markersize=6, label="Theorem 1's points")
     for corner in [point for point in kkt_points(toy) if point.case == "ii"]:
         axes.plot(*corner.delta, "^", color=plots.COLOURS[2], markersize=7)
-        text = f"loss {corner.loss:.3g}\nmultipliers {_worth(corner)[0]:.3g}, {_worth(corner)[1]:.3g}"
+        text = f"loss {corner.loss:.4g}\nmultipliers {worth(corner)[0]:.3g}, {worth(corner)[1]:.3g}"
         below = corner.delta[1] < 0
         axes.annotate(
             text, corner.delta, xytext=(0, -9 if below else 9), va="top" if below else "bottom", ha="center",

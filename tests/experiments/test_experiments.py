@@ -85,6 +85,12 @@ def test_paper_numbers_of_one_method_agree_between_tables():
 # -- statistics
 
 
+def test_policies_by_the_gradient_are_of_the_cross_entropy_of_the_label():
+    policies = load("policies")
+    masks = [config.mask for config in policies.arms(policies.scales["paper"]).values()]
+    assert [mask.target for mask in masks if mask.source.startswith("gradient")] == ["label"] * 4
+
+
 def test_crossed_interval_of_two_groups_is_that_of_the_crossed_bootstrap():
     draw = np.random.default_rng(0)
     a, b = draw.random((3, 400)) < 0.6, draw.random((3, 400)) < 0.55
@@ -192,7 +198,8 @@ def test_experiment_trains_measures_and_draws_and_a_second_call_starts_nothing(t
     result = json.loads((folder / "result.json").read_text())
     assert result["arms"].keys() == {"AT", "PART s=1"}
     cells = result["arms"]["PART s=1"]["cells"]
-    assert all(cells[column]["mean"] is not None for column in result["columns"])
+    assert all(cells[column]["mean"] is not None and cells[column]["interval"] for column in result["columns"])
+    assert cells["unbounded"]["interval"] == pytest.approx([0, 100 * (z := 1.959964**2 / 60) / (1 + z)])  # 0 of 60
     assert cells["pgd20"]["paper"][0] == 43.65
     trained = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*.json*")}
     assert len({path.parent for path in trained}) == 2

@@ -26,7 +26,7 @@ SAME_AS_IN_PAPER = {"apgd": "autoattack"}  # columns that the paper has under an
 PAPER_SEEDS = 3
 # Standard deviations between seeds of accuracies on CIFAR-10, in points, for the interval of ours - paper.
 DEVIATIONS = {r"natural|.+-[1-5]": 0.30, r"(adaptive-)?(pgd|mma)\d+": 0.25, r"autoattack": 0.20}
-
+MEASURED = ("columns", "intervals")  # numbers in a measure's JSON, by column
 
 PerImage = NDArray[Any]  # (n,): whether an image is classified correctly, or a share of its versions
 Pairs = Sequence[tuple[str, str]]  # an arm and its baseline
@@ -160,10 +160,9 @@ class Results:
 
 def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     """What a run's folder has of these columns: attacks, corruptions (fog-3), numbers of measures."""
-    values, intervals, flags, numbers = dict[str, float](), dict[str, tuple[float, float]](), {}, dict[str, float]()
+    values, intervals, flags = dict[str, float](), dict[str, tuple[float, float]](), {}
     measures = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("measures/*.json"))}
-    for measured in measures.values():
-        numbers |= measured.get("columns", {})
+    numbers, ends = ({k: v for one in measures.values() for k, v in one.get(key, {}).items()} for key in MEASURED)
     corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
     n = 0
     for column in columns:
@@ -177,6 +176,7 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
                 flags[column] = right
         elif numbers.get(column) is not None:
             values[column] = numbers[column]
+            intervals |= {column: tuple(ends[column])} if column in ends else {}
     rows = all_epochs(folder)
     budgets = [row["budget_mean"] for row in rows if row["epoch"] > job.config.burn_in.epochs]
     budget = 255 * fmean(budgets) if budgets else None

@@ -11,7 +11,8 @@ up_1, down_1, up_2, down_2 are lambda_1 to lambda_4 of the paper's appendix. Lem
 """
 
 import itertools
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,3 +137,38 @@ def random_toys(n: int, seed: int = 0) -> list[Toy]:
     eps = draw.uniform(0.2, 1, (n, 2))
     residual = draw.uniform(-2, 2, n) * (np.abs(weights) * eps).sum(1)
     return [Toy(float(r), tuple(w.tolist()), tuple(e.tolist())) for r, w, e in zip(residual, weights, eps, strict=True)]
+
+
+def random_study(n: int) -> dict[str, object]:
+    """Counts of KKT points by case, and the largest deviations from a grid search and from finite differences."""
+    cases: Counter[str] = Counter()
+    apart, edge, theorem, price = [], [], [], []
+    for toy in random_toys(n):
+        best, grid = maximisers(toy)[0], grid_search(toy, n=41)
+        cases.update(point.case for point in kkt_points(toy))
+        apart.append(abs(grid.largest / best.loss - 1))
+        edge.append(grid.edges + grid.interior)
+        theorem += [point.loss for point in theorem_points(toy)]
+        price += [abs(worth(best)[i] - _slope_in_eps(toy, i)) for i in range(2)]
+    checks = {
+        "largest loss at Theorem 1's points": max(theorem),
+        "largest relative difference of the maximum from a grid search": max(apart),
+        "local maxima of the grid that are not corners": float(sum(edge)),
+        "largest difference of a multiplier from d(max loss)/d(eps)": max(price),
+    }
+    return {"toys": n, "kkt_points": dict(cases), "checks": checks}
+
+
+def worth(point: Point) -> tuple[float, float]:
+    """The multiplier of each pixel's bound, whichever of the two it is."""
+    up1, down1, up2, down2 = point.multipliers
+    return up1 + down1, up2 + down2
+
+
+def _slope_in_eps(toy: Toy, pixel: int, h: float = 1e-5) -> float:
+    ends = []
+    for sign in (1, -1):
+        eps = list(toy.eps)
+        eps[pixel] += sign * h
+        ends.append(maximisers(replace(toy, eps=(eps[0], eps[1])))[0].loss)
+    return (ends[0] - ends[1]) / (2 * h)
