@@ -16,7 +16,7 @@ from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import crossed_bootstrap
 from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper
-from pixelpart.experiments.common.experiment import load
+from pixelpart.experiments.common.experiment import load, run_experiment
 from pixelpart.experiments.common.results import (
     Claim,
     Results,
@@ -27,7 +27,10 @@ from pixelpart.experiments.common.results import (
     minus_paper,
 )
 from pixelpart.experiments.common.scales import SCALES, Scale
+from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity
+from pixelpart.sweeps.jobs import run_jobs
+from pixelpart.sweeps.work import Job
 
 CASES = [(name, scale) for name in experiments.EXPERIMENTS for scale in ("paper", "demo")]
 
@@ -212,6 +215,24 @@ def test_experiment_trains_measures_and_draws_and_a_second_call_starts_nothing(t
     assert main(again) == 0
     assert capsys.readouterr().out == table
     assert not (tmp_path / "again" / "runs").exists()
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_runs_of_other_experiments_are_found_with_their_seeds_unless_the_number_is_given(tmp_path, capsys):
+    sweep = run_experiment("gradients", out=tmp_path / "out", screen=Screen(quiet=True))
+    run_jobs([Job(sweep.results.configs["AT"].model_copy(update={"seed": 1}), ("natural",), "last", 60)],
+             tmp_path / "out", screen=Screen(quiet=True))  # fmt: skip
+    again = ["experiment", "gradients", "--from", str(tmp_path / "out" / "runs"), "--out", str(tmp_path / "again")]
+
+    def row() -> list[str]:
+        assert main(again) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| AT |"))
+        return [cell.strip() for cell in line.split("|")[2:]]
+
+    found = row()
+    assert (found[0], "seed" in found[3], found[4].endswith("], 1 seed")) == ("2", False, True)  # natural, pgd1
+    again += ["--seeds", "1"]
+    assert (row()[0], "seed" in " ".join(row())) == ("1", False)
 
 
 @pytest.mark.usefixtures("_tiny")

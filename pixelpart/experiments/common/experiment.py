@@ -124,6 +124,7 @@ class Runner:
     out: Path
     seeds: range
     source: Path | None = None
+    any_seed: bool = False  # all runs below `source` are used, whatever their seeds
     settings: dict[str, Any] = field(default_factory=dict)  # of run_jobs
     only: tuple[str, ...] = ()  # train no other arms
     states: list[JobState] = field(default_factory=list)
@@ -176,8 +177,8 @@ class Runner:
         return len(self.seeds[: self.experiment.fewer.get(label)])
 
     def seeds_of(self, label: str) -> Sequence[int]:
-        """The seeds of an arm; those of all runs below `source` if they are only looked for."""
-        return self.seeds_below if self.source else self.seeds[: self.experiment.fewer.get(label)]
+        """The seeds of an arm; those of all runs below `source` unless their number was given."""
+        return self.seeds_below if self.any_seed else self.seeds[: self.experiment.fewer.get(label)]
 
     @cached_property
     def seeds_below(self) -> list[int]:
@@ -245,7 +246,8 @@ def run_experiment(
     arms = experiment.arms(chosen)
     for label in only:
         choose(arms, label, "arm")
-    runner = Runner(experiment, chosen, out, chosen_seeds, source, settings, tuple(only))
+    any_seed = source is not None and seeds is None
+    runner = Runner(experiment, chosen, out, chosen_seeds, source, any_seed, settings, tuple(only))
     folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     found = runner.find(arms)
     if reason := runner.waiting(found):

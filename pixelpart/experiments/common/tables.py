@@ -47,7 +47,10 @@ def accuracies(results: Results) -> Table:
         row = [arm, str(len(runs) or ""), str(runs[0].n or "") if runs else "", number(budget)]
         for column in results.columns:
             cell = results.cell(arm, column)
-            row += [written(cell), _paper(cell)] if shown[column] else [written(cell)]
+            text = written(cell)
+            if cell and 0 < len(cell.values) < len(runs):  # found with --from, and not attacked alike
+                text += f", {len(cell.values)} seed{'s' * (len(cell.values) > 1)}"
+            row += [text, _paper(cell)] if shown[column] else [text]
         rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
     return Table("Mean [95 % interval]", [*head, "training, s"], rows)
 
