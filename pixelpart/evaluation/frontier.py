@@ -66,6 +66,11 @@ class Arm:
     def mean_robust(self) -> float:
         return float(self.robust.mean())
 
+    def run(self, seed: int) -> "Arm":
+        """The run of one seed."""
+        k = list(self.seeds or range(self.runs)).index(seed)
+        return Arm(self.natural[k : k + 1], self.robust[k : k + 1], (seed,))
+
     def values(self, slope: float) -> Values:
         """y = a - b n of each run and image, (runs, images)."""
         return self.robust - slope * self.natural
@@ -181,6 +186,30 @@ def distance_difference(policy: Arm, other: Arm, uniform: Sequence[Arm], confide
     return _distances([policy, other], [1.0, -1.0], uniform, confidence)
 
 
+def distance_within_seeds(
+    policy: Arm, uniform: Sequence[Arm], other: Arm | None = None, confidence: float = 0.95
+) -> Distance:
+    """The mean over seeds of D from the curve of that seed's own uniform runs; with `other`, D minus its D.
+
+    What all runs of a seed share cancels. V_seeds is the variance of D between the seeds that all arms have.
+    """
+    arms = [policy, *([] if other is None else [other]), *uniform]
+    signs = [1.0, -1.0][: len(arms) - len(uniform)]
+    estimates, rows = [], []
+    for seed in sorted(set.intersection(*({*(arm.seeds or range(arm.runs))} for arm in arms))):
+        runs = [arm.run(seed) for arm in arms]
+        curve = fit_curve(runs[len(signs) :])
+        if not all(curve.covers(run.mean_natural) for run in runs[: len(signs)]):
+            return Distance(None, confidence=confidence)
+        estimate, weights = _combine(runs[: len(signs)], signs, curve)
+        values = sum(weight * curve.values(run)[0] for weight, run in zip(weights, runs, strict=True))
+        estimates.append(estimate)
+        rows.append(values - np.mean(values) + estimate)
+    if len(rows) < 2:
+        raise UserError("D within seeds needs two seeds or more that all arms have")
+    return _combination(float(np.mean(estimates)), [np.stack(rows)], [1.0], confidence)
+
+
 def secant_distance(policy: Arm, middle: Arm, ends: tuple[Arm, Arm], confidence: float = 0.95) -> Distance:
     """(A_P - A_M) - b (N_P - N_M), b the slope of the secant through the two ends: D without a fitted curve.
 
@@ -206,11 +235,17 @@ def _distances(policies: Sequence[Arm], signs: Sequence[float], uniform: Sequenc
     curve = fit_curve(uniform)
     if not all(curve.covers(policy.mean_natural) for policy in policies):
         return Distance(None, confidence=confidence)
+    estimate, weights = _combine(policies, signs, curve)
+    return _combination(estimate, [curve.values(arm) for arm in (*policies, *uniform)], weights, confidence)
+
+
+def _combine(policies: Sequence[Arm], signs: Sequence[float], curve: Curve) -> tuple[float, list[float]]:
+    """The sum of the policies' distances from the curve times their signs, and the weight of each arm in its error."""
     estimate, hat = 0.0, np.zeros(len(curve.arms))
     for policy, sign in zip(policies, signs, strict=True):
         estimate += sign * (policy.mean_robust - curve.at(policy.mean_natural))
         hat += sign * curve.hat(policy.mean_natural)
-    return _combination(estimate, [curve.values(arm) for arm in (*policies, *uniform)], [*signs, *-hat], confidence)
+    return estimate, [*signs, *-hat]
 
 
 def _combination(

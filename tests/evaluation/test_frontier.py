@@ -15,6 +15,7 @@ from pixelpart.evaluation.frontier import (
     Distance,
     distance,
     distance_difference,
+    distance_within_seeds,
     fit_curve,
     negative_control,
     pooled_deviation,
@@ -253,6 +254,62 @@ def test_the_difference_of_two_distances_is_one_minus_the_other(arms):
     same = distance_difference(policy, policy, uniform)  # of one arm with itself: the curve and all images cancel
     own = frontier._combination(0.0, [fit_curve(uniform).values(policy)] * 2, [1.0, -1.0], 0.95)
     assert (same.estimate, same.v_images, same.v_seeds) == pytest.approx((0, 0, own.v_seeds))
+
+
+def test_distance_within_seeds_is_the_mean_of_each_seeds_own_regression():
+    wide = ((0.6, 0.52, 3), (0.7, 0.5, 4), (0.8, 0.47, 5), (0.9, 0.40, 3))
+    (policy, other), uniform = study([SimulatedArm(0.75, 0.49, 4), SimulatedArm(0.82, 0.45, 4)], wide, seed=3)
+    policy, other = replace(policy, seeds=(1, 2, 3, 4)), replace(other, seeds=(4, 3, 2, 1))
+    uniform = [replace(arm, seeds=(1, 2, 3, 4, 5)[: arm.runs]) for arm in uniform]  # of these, all have 1, 2 and 3
+
+    def by_hand(arm, seed):
+        natural, robust = zip(*(means(one, seed) for one in uniform), strict=True)
+        x, y = means(arm, seed)
+        return y - np.polyval(np.polyfit(natural, robust, 2), x)
+
+    def means(arm, seed):
+        k = arm.seeds.index(seed)
+        return arm.natural[k].mean(), arm.robust[k].mean()
+
+    for found, expected in (
+        (distance_within_seeds(policy, uniform), [by_hand(policy, seed) for seed in (1, 2, 3)]),
+        (
+            distance_within_seeds(policy, uniform, other),
+            [by_hand(policy, seed) - by_hand(other, seed) for seed in (1, 2, 3)],
+        ),
+    ):
+        assert found.estimate == pytest.approx(np.mean(expected))
+        assert found.v_seeds == pytest.approx(np.var(expected, ddof=1) / 3)
+        assert found.df == pytest.approx(2)
+
+
+def test_within_seeds_what_all_runs_of_a_seed_share_cancels():
+    order = np.random.default_rng(0).permutation(10_000)
+
+    def exact(natural, robust):  # the second seed is 3 points lower in both, the third 3 points higher
+        flags = [[order < round(10_000 * (value + shift)) for shift in (0, -0.03, 0.03)] for value in (natural, robust)]
+        return Arm(*map(np.array, flags))
+
+    uniform = [exact(x, 0.5 - (x - 0.7) ** 2) for x in (0.7, 0.74, 0.8, 0.9)]
+    policy = exact(0.85, 0.4805)  # .003 above
+    within, between = distance_within_seeds(policy, uniform), distance(policy, uniform)
+    assert within.estimate == pytest.approx(0.003, abs=1e-4)
+    assert math.sqrt(within.v_seeds) < 1e-4 < 0.005 < math.sqrt(between.v_seeds)
+
+
+def test_within_seeds_false_alarms_are_rare_where_seeds_move_all_arms():
+    draw, alarms, studies = np.random.default_rng(0), 0, 300
+
+    def arm(natural, ease):  # ease: how easy each image is for each seed
+        robust = 0.477 - 0.2 * (natural - 0.789) - 3 * (natural - 0.789) ** 2
+        seen = ease + draw.normal(0, 1, ease.shape)
+        return Arm(*(seen > -stats.norm.ppf(p) * math.sqrt(5) for p in (natural, robust)))
+
+    for _ in range(studies):
+        ease = draw.normal(0, 2, (1, 300)) + draw.normal(0, 0.3, (4, 1))
+        found = distance_within_seeds(arm(0.785, ease), [arm(x, ease) for x in (0.70, 0.76, 0.80, 0.86)])
+        alarms += found.estimate is not None and not found.low <= 0 <= found.high
+    assert alarms / studies < 0.09
 
 
 def test_the_secant_distance_is_its_formula(arms):
