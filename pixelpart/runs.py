@@ -124,6 +124,11 @@ class RunFolder:
         """The file of a checkpoint: last, best or epoch-N."""
         return self.path / "checkpoints" / f"{name}.safetensors"
 
+    def kept_epochs(self) -> list[int]:
+        """The epochs N of the checkpoints epoch-N."""
+        names = [file.stem.removeprefix("epoch-") for file in self.path.glob("checkpoints/epoch-*.safetensors")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
     def read_config(self) -> Config:
         if not self.config_file.exists():
             reason = "it has no config.json" if self.path.is_dir() else "no such folder"

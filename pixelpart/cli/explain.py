@@ -9,6 +9,7 @@ from pixelpart.cli.arguments import (
     add_run_options,
     add_threads,
     positive_int,
+    positive_ints,
     use_model,
     use_threads,
 )
@@ -16,11 +17,17 @@ from pixelpart.runtime.progress import Screen
 
 
 def explain(args: list[str]) -> None:
-    """Computes the pictures of a run's report: heat map, budget and attack of a few test images."""
+    """Computes the pictures of a run's report: heat map, budget and attack of some test images."""
     parser = Parser("explain", explain.__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--images", type=positive_int, metavar="N", help="N images, spread over the classes (default: 12)"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=epoch_list,
+        metavar="LIST",
+        help="kept epochs to explain too, such as 2,4, or none (default: all that the run kept, see train --keep)",
     )
     add_run_options(parser)
     add_device(parser)
@@ -31,7 +38,12 @@ def explain(args: list[str]) -> None:
 
     use_threads(found)
     use_model(found, [found.run])
-    settings = {name: getattr(found, name) for name in ("checkpoint", "data", "size", "skip_bad", "device")}
-    with Screen().lines():
-        path = run_explanation(found.run, n=found.images, root=found.data_root, **settings)
+    names = ("checkpoint", "epochs", "data", "size", "skip_bad", "device")
+    settings = {name: getattr(found, name) for name in names}
+    with Screen().bars() as move:
+        path = run_explanation(found.run, n=found.images, root=found.data_root, progress=move, **settings)
     print(path)
+
+
+def epoch_list(text: str) -> list[int]:
+    return [] if text == "none" else positive_ints(text)

@@ -130,8 +130,7 @@ def find_parent(config: Config) -> tuple[Path, int]:
         if at.step == epoch * -(-at.images // theirs.batch_size):  # at the end of that epoch
             path = last
     if not path.exists():
-        kept = sorted(source.path.glob("checkpoints/epoch-*.safetensors"))
-        there = ", ".join(file.stem.removeprefix("epoch-") for file in kept) or "none"
+        there = ", ".join(map(str, source.kept_epochs())) or "none"
         raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {there} (see --keep)")
     if epoch >= config.epochs:
         raise UserError(f"init_from {config.init_from} has no epochs left to train: epochs is {config.epochs}")

@@ -1,8 +1,8 @@
-"""`explain`: writes image, heat map, budget and adversarial image of a few test images of a run."""
+"""`explain`: writes image, heat map, budget and adversarial image of some test images, for a run's checkpoints."""
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from pixelpart.files import atomic_write
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run
 from pixelpart.runtime.precision import ieee_fp32
+from pixelpart.runtime.progress import Progress, silent
 from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Share
 from pixelpart.view.borrow import borrowed
 
@@ -32,6 +33,7 @@ def explain(
     *,
     n: int | None = None,
     checkpoint: str = "best",
+    epochs: Sequence[int] | None = None,
     steps: int = 20,
     step_size: float = DEFAULT_STEP_SIZE,
     seed: int = DEFAULT_SEED,
@@ -42,49 +44,74 @@ def explain(
     size: Size = 0,
     skip_bad: bool = False,
     root: str | Path | None = None,
+    progress: Progress = silent,
 ) -> Path:
     """The path of the explain.json written, next to explain.safetensors, for n test images spread over the classes.
 
-    By default n is 12, or all images if there are fewer. `data`, `size` and `skip_bad` are as in `evaluate`.
+    By default n is 12, or all images if there are fewer. The same images are explained for the kept checkpoints of
+    `epochs` (default: all that the run kept). `data`, `size` and `skip_bad` are as in `evaluate`.
 
-    Heat and budget are those of the run's mask settings (eps everywhere without a mask). The adversarial image is the
-    result of PGD with `steps` steps and the eps of the run's config at every pixel: the one of the first restart of
-    pgdK in `evaluate` with that eps (default: 8/255), K = steps, this step_size and this seed. If the data set has
-    object masks, the first `objects` test images show how much heat and high budget lie on the object.
+    Heat and budget are those of the run's mask settings (eps everywhere without a mask), also for epochs of burn-in.
+    The adversarial image is the result of PGD with `steps` steps and the eps of the run's config at every pixel: the
+    one of the first restart of pgdK in `evaluate` with that eps (default: 8/255), K = steps, this step_size and this
+    seed. If the data set has object masks, the first `objects` test images show how much heat and high budget lie on
+    the object.
     """
     run = run if isinstance(run, Run) else Run(Path(run))
     config = run.config
     target = load_target(run, checkpoint=checkpoint, data=data, size=size, skip_bad=skip_bad, device=device, root=root)
+    pictures, explained_epoch = target.pictures, target.tags["epoch"]
+    kept = run.folder.kept_epochs() if epochs is None else sorted(set(epochs))
+    kept = [epoch for epoch in kept if epoch != explained_epoch and run.find_checkpoint(f"epoch-{epoch}")]
     name, options = split_data_label(target.tags["dataset"])
     dataset = sets.find(name, **options)
-    n = min(DEFAULT_IMAGES, len(target.pictures)) if n is None else n
-    if not 1 <= n <= len(target.pictures):
-        raise UserError(f"cannot explain {n} images; choose from 1 to {len(target.pictures)}")
-    index = spread_over_classes(target.pictures.labels, n)
-    with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
-        x, y = target.pictures.take(index)
-        object_masks = None if dataset.masks is None else dataset.masks("test", root)
-        pictures_of = functools.partial(apply_run_policy, model, config, object_masks, seed=seed)
-        heat, budget, *_ = pictures_of(index, x, y)
-        start = start_images(index, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
-        x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
-        predictions = zip(_predictions(model, x), _predictions(model, x_adv), strict=True)
-        images = [
-            {"index": number, "label": label, "natural": natural, "adversarial": adversarial}
-            for number, label, (natural, adversarial) in zip(index.tolist(), y.tolist(), predictions, strict=True)
-        ]
-        on_object = None
-        if object_masks is not None:
-            on_object = object_shares(pictures_of, target.pictures, object_masks[:objects], batch_size=batch_size)
-    tensors = {"picture": x, "heat": heat, "budget": budget, "adversarial": x_adv}
+    n = min(DEFAULT_IMAGES, len(pictures)) if n is None else n
+    if not 1 <= n <= len(pictures):
+        raise UserError(f"cannot explain {n} images; choose from 1 to {len(pictures)}")
+    index = spread_over_classes(pictures.labels, n)
+    object_masks = None if dataset.masks is None else dataset.masks("test", root)
+
+    def explain_model(model: Classifier, epoch: int | None, done: int) -> dict[str, Tensor]:
+        """Heat, budget, adversarial image and probabilities of the images; `done` models were explained before."""
+        parts = []
+        for place, numbers in enumerate(index.split(batch_size)):
+            x, y = pictures.take(numbers)
+            heat, budget, *_ = apply_run_policy(model, config, object_masks, numbers, x, y, seed=seed)
+            start = start_images(numbers, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
+            x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
+            both = torch.stack([logits_of(model, images).softmax(1) for images in (x, x_adv)], 1)
+            parts.append([part.float().cpu() for part in (heat, budget, x_adv, both)])
+            progress("explain", done * n + place * batch_size + len(x), n * (1 + len(kept)), f"epoch {epoch}")
+        names = ("heat", "budget", "adversarial", "probabilities")
+        return {name: torch.cat(list(column)) for name, column in zip(names, zip(*parts, strict=True), strict=True)}
+
+    on_object = None
+    with ieee_fp32(pictures.device):
+        with borrowed(target.model) as model:
+            x, y = pictures.take(index)
+            tensors = {"picture": x.cpu()} | explain_model(model, explained_epoch, 0)
+            if object_masks is not None:
+                tensors["object"] = object_masks[index].to("cpu", torch.uint8)
+                pictures_of = functools.partial(apply_run_policy, model, config, object_masks, seed=seed)
+                on_object = object_shares(pictures_of, pictures, object_masks[:objects], batch_size=batch_size)
+        for done, epoch in enumerate(kept, start=1):
+            with borrowed(run.load(f"epoch-{epoch}")[0].to(pictures.device)) as model:
+                found = explain_model(model, epoch, done)
+            tensors |= {f"epoch-{epoch}.{name}": tensor for name, tensor in found.items()}
+    images = [
+        {"index": number, "label": label, "natural": _prediction(natural), "adversarial": _prediction(adversarial)}
+        for number, label, (natural, adversarial) in zip(
+            index.tolist(), y.tolist(), tensors["probabilities"], strict=True
+        )
+    ]
     facts = {
-        "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": target.tags["epoch"],
-        "weights": target.tags["weights"], "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
+        "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": explained_epoch,
+        "weights": target.tags["weights"], "epochs": kept, "dataset": target.tags["dataset"],
+        "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
         "steps": steps, "step_size": step_size, "seed": seed,
         "classes": list(dataset.classes), "images": images, "object": on_object,
     }  # fmt: skip
-    tensors = {name: tensor.float().cpu().contiguous() for name, tensor in tensors.items()}
-    atomic_write(run.dir / "explain.safetensors", save(tensors))
+    atomic_write(run.dir / "explain.safetensors", save({name: part.contiguous() for name, part in tensors.items()}))
     atomic_write(run.dir / "explain.json", json.dumps(facts, indent=2, allow_nan=False) + "\n")
     return run.dir / "explain.json"
 
@@ -185,6 +212,6 @@ def object_shares(
     }  # fmt: skip
 
 
-def _predictions(model: Classifier, x: Images) -> list[dict[str, Any]]:
-    confidence, predicted = logits_of(model, x).softmax(1).max(1)
-    return [{"class": c, "confidence": p} for c, p in zip(predicted.tolist(), confidence.tolist(), strict=True)]
+def _prediction(probabilities: Tensor) -> dict[str, Any]:
+    confidence, predicted = probabilities.max(0)
+    return {"class": int(predicted), "confidence": float(confidence)}

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pixelpart import data, masks
+from pixelpart import data, masks, models
 from pixelpart.cli.main import main
 from pixelpart.config import Config
+from pixelpart.errors import UserError
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import (
     apply_policy,
@@ -18,6 +19,7 @@ from pixelpart.evaluation.explain import (
     spread_over_classes,
 )
 from pixelpart.evaluation.images import ImageSet
+from pixelpart.runs import save_checkpoint
 
 
 def test_images_are_the_first_of_every_class_then_the_second():
@@ -50,6 +52,36 @@ def test_the_files_hold_images_heat_budget_and_predictions(run):
     first = [path.read_bytes() for path in sorted(run.dir.glob("explain.*"))]
     explain(run, n=12, steps=2, objects=16)
     assert first == [path.read_bytes() for path in sorted(run.dir.glob("explain.*"))]
+
+
+def test_kept_epochs_are_explained_on_the_same_images(run):
+    built = {}
+    for epoch in (1, 2, 10):  # the best is of epoch 1 too
+        built[epoch] = models.build("tiny-cnn", generator=torch.Generator().manual_seed(100 + epoch)).eval()
+        state = {f"model.{key}": value for key, value in built[epoch].state_dict().items()}
+        save_checkpoint(run.folder.checkpoint(f"epoch-{epoch}"), state, {"epoch": epoch, "config": run.config.hash()})
+    seen = []
+    facts = json.loads(explain(run, n=6, steps=2, objects=4, progress=lambda *one: seen.append(one)).read_text())
+    tensors = load_file(run.dir / "explain.safetensors")
+    assert facts["epochs"] == [2, 10]
+    x, adversarial = tensors["picture"], {"": tensors["adversarial"], "10": tensors["epoch-10.adversarial"]}
+    assert torch.allclose(tensors["epoch-10.heat"], masks.heatmap(built[10], x), atol=1e-5)
+    assert tensors["epoch-2.budget"].equal(masks.budget(tensors["epoch-2.heat"], eps=8 / 255, eps_low=7 / 255))
+    for name, model in (("", run.model), ("10", built[10])):
+        both = torch.stack([model(images).softmax(1) for images in (x, adversarial[name])], 1)
+        prefix = f"epoch-{name}." if name else ""
+        assert torch.allclose(tensors[f"{prefix}probabilities"], both, atol=1e-5)
+    assert (
+        tensors["object"].bool().equal(data.object_masks("shapes", split="test")[[i["index"] for i in facts["images"]]])
+    )
+    assert [one[1:] for one in seen] == [(6, 18, "epoch 1"), (12, 18, "epoch 2"), (18, 18, "epoch 10")]
+
+    explain(run, n=6, steps=2, objects=4, batch_size=4, epochs=[10])
+    in_batches = load_file(run.dir / "explain.safetensors")
+    assert in_batches.keys() == {name for name in tensors if "epoch-2" not in name}
+    assert all(torch.allclose(in_batches[name], tensors[name], atol=1e-4) for name in in_batches if "adv" not in name)
+    with pytest.raises(UserError, match=r"no checkpoint 'epoch-3' in .*; choose from best, epoch-1, epoch-10, epoch-2"):
+        explain(run, n=6, epochs=[3])
 
 
 def test_adversarial_predictions_are_those_that_evaluate_counts(make_run):
@@ -121,7 +153,8 @@ def test_the_command_writes_the_files(run, capsys, monkeypatch):
     x, y = (part[:5] for part in data.load("shapes", split="test"))
     few = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x, y), masks=None)
     monkeypatch.setitem(data.SETS, "shapes", few)
-    assert main(["explain", str(run.dir), "--checkpoint", "last", "--images", "3", "--device", "cpu"]) == 0
+    command = ["explain", str(run.dir), "--checkpoint", "last", "--images", "3", "--epochs", "none", "--device", "cpu"]
+    assert main(command) == 0
     assert capsys.readouterr().out == f"{run.dir / 'explain.json'}\n"
     facts = json.loads((run.dir / "explain.json").read_text())
     assert (facts["checkpoint"], len(facts["images"])) == ("last", 3)
