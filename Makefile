@@ -3,13 +3,21 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint slow gpu clean
+.PHONY: demo test browser lint slow gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/pixelpart demo --out demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Chromium for tests/report/test_browser.py, which are skipped without it; installed if this is root on Debian or Ubuntu
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver >/dev/null \
+		|| echo "Chromium could not be installed: the tests that need it are skipped"; \
+	else echo "install chromium and chromedriver to run the tests that need a browser"; fi
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

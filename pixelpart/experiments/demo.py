@@ -13,6 +13,9 @@ from pixelpart.evaluation.explain import explain
 from pixelpart.runs import Run
 from pixelpart.runtime.progress import Screen
 
+KEPT_EPOCHS = (1, 2, 4, 8)  # the stops of the page's slider, besides the best checkpoint
+IMAGES = 100
+
 
 def run_demo(
     out: Path, *, seed: int = 0, device: torch.device | str | None = None, screen: Screen | None = None
@@ -25,13 +28,13 @@ def run_demo(
 
 
 def _train_and_evaluate(name: str, out: Path, seed: int, device: torch.device | str | None, screen: Screen) -> Run:
-    run = train(recipes.RECIPES[name](seed=seed), out, device=device, screen=screen)
+    run = train(recipes.RECIPES[name](seed=seed, keep=KEPT_EPOCHS), out, device=device, screen=screen)
     with screen.bars() as move:
 
         def show(attack: str, done: int, total: int, note: str) -> None:
             move(f"{name} {attack}", done, total, note)
 
         result = evaluate(run, attacks=DEFAULT_ATTACKS, device=device, progress=show)
-    explain(run, device=device)
+    explain(run, n=IMAGES, device=device)
     screen.say(f"{name}, best checkpoint on held-out images:\n{result}")
     return run

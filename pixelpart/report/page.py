@@ -11,7 +11,7 @@ from pixelpart.config import flat
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.files import atomic_write
-from pixelpart.report import checks, commands, comparisons, curves, formatting, pictures, table
+from pixelpart.report import checks, commands, comparisons, curves, explorer, formatting, pictures, table
 from pixelpart.report.checks import CheckRecord
 from pixelpart.report.pictures import Explanation
 from pixelpart.report.run import ReportedRun, number, read_runs
@@ -39,12 +39,10 @@ def page_content(runs: Sequence[ReportedRun], out: Path) -> dict[str, Any]:
     """The variables of the template."""
     rows = [row for run in runs for row in table.result_rows(run)]
     explanations = [pictures.read_explanation(run) for run in runs]
-    images = pictures.shown_images(runs, explanations)
-    scale = pictures.budget_range(explanations)
-    explained = [explanation for explanation in explanations if explanation]
+    pixels = explorer.section(runs, explanations)
     return {
         "css": Markup((HERE / "report.css").read_text(encoding="utf-8")),
-        "lead": lead(runs, images=len(images)),
+        "lead": lead(runs, images=pixels["explorer"]["images"]),
         "summary": comparisons.summary(rows),
         "attacks": table.columns(runs),
         "rows": rows,
@@ -58,12 +56,7 @@ def page_content(runs: Sequence[ReportedRun], out: Path) -> dict[str, Any]:
         "method_pairs": comparisons.compare_methods(runs),
         "panels": [(panel, Markup(panel.svg)) for panel in curves.draw_panels(runs)],
         "measured": measured_on(runs),
-        "images": images,
-        "heat_bar": pictures.colour_bar(pictures.HEAT) if images else "",
-        "budget_bar": pictures.colour_bar(pictures.BUDGET) if images else "",
-        "budget_levels": [formatting.fraction(level) for level in scale] if scale else [],
-        "three_channels": any(e.arrays["budget"].shape[1] == 3 for e in explained),
-        "gains": sorted({f"{0.5 / e.record.eps:.0f}" for e in explained}, key=int),
+        **pixels,
         "differing": differing_settings(runs),
         "command": commands.report_command([run.path for run in runs], out),
         "runs": [_run(run, place, rows, explanations[place]) for place, run in enumerate(runs)],

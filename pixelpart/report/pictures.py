@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -11,13 +12,13 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from pixelpart.files import atomic_write
 from pixelpart.report.formatting import NBSP, fraction
 from pixelpart.report.run import Record, ReportedRun
-from pixelpart.runs import EXPLAIN_SCHEMA
+from pixelpart.runs import EXPLAIN_SCHEMA, Run
 
-HEAT = "magma"
-BUDGET = "cividis"
-ARRAYS = ("picture", "adversarial", "heat", "budget")  # of explain.safetensors
+COLOUR_MAPS = {"heat": "magma", "budget": "cividis", "signed": "RdBu_r", "share": "viridis"}
+STATE = ("heat", "budget", "adversarial")  # arrays of explain.safetensors for each checkpoint
 MAX_IMAGES = 12
 
 
@@ -47,6 +48,8 @@ class ExplainRecord(Record):
     checkpoint: str
     epoch: int | None = None
     weights: str = ""
+    epochs: tuple[int, ...] = ()  # absent in older files, as are `dataset` and the probabilities of all classes
+    dataset: str = ""
     eps: float = Field(gt=0)
     steps: int
     classes: tuple[str, ...]
@@ -60,6 +63,21 @@ class Explanation:
 
     record: ExplainRecord
     arrays: dict[str, np.ndarray]
+
+    @property
+    def states(self) -> list[tuple[str, int | None]]:
+        """Prefix of the arrays and epoch of each checkpoint: first the one explained, then those of kept epochs."""
+        return [("", self.record.epoch), *((f"epoch-{epoch}.", epoch) for epoch in self.record.epochs)]
+
+    def probabilities(self, prefix: str) -> np.ndarray:
+        """(n, 2, classes) before and after the attack; NaN where an older file does not have them."""
+        if f"{prefix}probabilities" in self.arrays:
+            return self.arrays[f"{prefix}probabilities"]
+        found = np.full((len(self.record.images), 2, len(self.record.classes)), np.nan)
+        for row, image in enumerate(self.record.images):
+            for when, prediction in enumerate((image.natural, image.adversarial)):
+                found[row, when, prediction.label] = prediction.confidence
+        return found
 
 
 @dataclass(frozen=True)
@@ -96,7 +114,9 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
         return None
     try:
         arrays = load_file(run.path / "explain.safetensors")
-        if any(name not in arrays or len(arrays[name]) != len(record.images) for name in ARRAYS):
+        prefixes = ["", *(f"epoch-{epoch}." for epoch in record.epochs)]
+        names = ["picture", *(f"{prefix}{name}" for prefix in prefixes for name in STATE), *arrays]
+        if any(name not in arrays or len(arrays[name]) != len(record.images) for name in names):
             raise ValueError("the arrays do not match explain.json")
         labels = [label for i in record.images for label in (i.label, i.natural.label, i.adversarial.label)]
         if any(not 0 <= label < len(record.classes) for label in labels):
@@ -139,14 +159,15 @@ def _strip(
     picture, adversarial = (arrays[name][at].transpose(1, 2, 0) for name in ("picture", "adversarial"))
     of = f"of test image {index} ({record.classes[image.label]}), {run.label}"
     budget = arrays["budget"][at]
+    shade = budget_shade(budget, *scale)
     levels = " to ".join(dict.fromkeys(fraction(float(v)) for v in (budget.min(), budget.max())))
-    change = amplified(picture, adversarial, eps=record.eps)
+    change = signed_change(picture, adversarial, eps=record.eps)
     return Strip(place, [
         _predicted("picture", picture, image, image.natural, record, f"Picture {of}"),
-        Cell("heat map", png_uri(coloured(arrays["heat"][at], table=HEAT)), f"Heat map {of}"),
-        Cell("budget", png_uri(coloured(budget_shade(budget, *scale), table=BUDGET)), f"Budget {of}: {levels}"),
+        Cell("heat map", png_uri(coloured(arrays["heat"][at], table=COLOUR_MAPS["heat"])), f"Heat map {of}"),
+        Cell("budget", png_uri(coloured(shade, table=COLOUR_MAPS["budget"])), f"Budget {of}: {levels}"),
         _predicted("attacked", adversarial, image, image.adversarial, record, f"Attacked picture {of}"),
-        Cell("change", png_uri(change), f"Change {of}, amplified {0.5 / record.eps:.0f} times"),
+        Cell("change", png_uri(coloured(change, table=COLOUR_MAPS["signed"])), f"Change {of}: darker or brighter"),
     ])  # fmt: skip
 
 
@@ -158,16 +179,65 @@ def _predicted(
     return Cell(kind, png_uri(pixels), alt, name, f"{100 * prediction.confidence:.0f}{NBSP}%", right)
 
 
+def write_picture(run: Run, *, rows: int = 4) -> Path:
+    """Draws explain.png from explain.json: a row per image with picture, heat map, budget, attacked picture, change."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    reported = ReportedRun(run, label=run.dir.name)
+    explanation = read_explanation(reported)
+    assert explanation is not None, reported.notes
+    record, arrays = explanation.record, explanation.arrays
+    scale = budget_range([explanation])
+    assert scale is not None
+    rows = min(rows, len(record.images))
+    height, width = arrays["picture"].shape[2:]
+    with matplotlib.rc_context():  # the user's matplotlibrc must not change the picture
+        matplotlib.rcdefaults()
+        figure = Figure(figsize=(8.2, rows * (1.5 * height / width + 0.35) + 0.5), dpi=120, layout="constrained")
+        figure.suptitle(f"{reported.label}, {record.checkpoint} checkpoint, epoch {record.epoch}", fontsize=10)
+        for row, axes in enumerate(figure.subplots(rows, 5, squeeze=False)):
+            image, budget = record.images[row], arrays["budget"][row]
+            picture, adversarial = (arrays[name][row].transpose(1, 2, 0) for name in ("picture", "adversarial"))
+            levels = "–".join(dict.fromkeys(fraction(float(value)) for value in (budget.min(), budget.max())))
+            change = signed_change(picture, adversarial, eps=record.eps)
+            cells = {
+                f"{record.classes[image.label]}: {_verdict(image, image.natural, record)}": picture,
+                "heat map": coloured(arrays["heat"][row], table=COLOUR_MAPS["heat"]),
+                f"budget {levels}": coloured(budget_shade(budget, *scale), table=COLOUR_MAPS["budget"]),
+                f"attacked: {_verdict(image, image.adversarial, record)}": adversarial,
+                "change: darker, brighter": coloured(change, table=COLOUR_MAPS["signed"]),
+            }
+            for one, (text, pixels) in zip(axes, cells.items(), strict=True):
+                one.imshow(to_levels(pixels if pixels.shape[2] == 3 else pixels.repeat(3, 2)), interpolation="nearest")
+                one.set_title(text.replace("$", r"\$"), fontsize=7)
+                one.set_axis_off()
+        file = io.BytesIO()
+        figure.savefig(file, format="png")
+    atomic_write(run.dir / "explain.png", file.getvalue())
+    return run.dir / "explain.png"
+
+
+def _verdict(image: ImageRecord, prediction: PredictionRecord, record: ExplainRecord) -> str:
+    mark = "✓" if prediction.label == image.label else "✗"
+    return f"{mark} {record.classes[prediction.label]} {100 * prediction.confidence:.0f} %"
+
+
 # -- pixels
 
 
 def png_uri(pixels: np.ndarray) -> str:
     """(h, w, 3), or (h, w, 1) for grey, in [0,1] as a data URI."""
     file = io.BytesIO()
-    levels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    levels = to_levels(pixels)
     levels = levels[..., 0] if levels.shape[-1] == 1 else levels
     Image.fromarray(levels).save(file, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def to_levels(values: np.ndarray) -> np.ndarray:
+    """[0,1] as bytes."""
+    return np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8)
 
 
 def coloured(values: np.ndarray, *, table: str) -> np.ndarray:
@@ -177,9 +247,9 @@ def coloured(values: np.ndarray, *, table: str) -> np.ndarray:
     return matplotlib.colormaps[table](np.clip(values, 0, 1))[..., :3]
 
 
-def amplified(picture: np.ndarray, adversarial: np.ndarray, *, eps: float) -> np.ndarray:
-    """The change: -eps is 0, no change is 1/2, +eps is 1."""
-    return 0.5 + (adversarial - picture) / (2 * eps)
+def signed_change(picture: np.ndarray, adversarial: np.ndarray, *, eps: float) -> np.ndarray:
+    """(h, w, c) as (h, w), the change averaged over channels: -eps is 0, no change is 1/2, +eps is 1."""
+    return 0.5 + (adversarial - picture).mean(-1) / (2 * eps)
 
 
 def budget_shade(budget: np.ndarray, low: float, high: float) -> np.ndarray:

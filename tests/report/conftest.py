@@ -11,7 +11,7 @@ from pixelpart import recipes
 from pixelpart.report import curves, write_report
 
 CLASSES = ("disc", "ring", "square")
-VOID = {"meta", "link", "img", "br", "line", "rect", "path", "use"}
+VOID = {"meta", "link", "img", "br", "input", "line", "rect", "path", "use"}
 
 
 def _entry(attack="pgd20", accuracy=0.43, **changes):
@@ -49,13 +49,18 @@ def _explained(n=2, **changes):
     } | changes  # fmt: skip
 
 
-def _arrays(n=2, size=4, channels=1):
+def _arrays(n=2, height=4, width=4, *, channels=1, colours=3, epochs=()):
+    """`channels` of the budget, `colours` of the pictures; arrays of kept epochs follow those of the checkpoint."""
     random = np.random.default_rng(0)
-    picture = random.random((n, 3, size, size), dtype=np.float32)
-    heat = random.random((n, size, size), dtype=np.float32)
-    budget = np.where(heat[:, None].repeat(channels, 1) > 0.5, 8 / 255, 7 / 255).astype(np.float32)
-    adversarial = np.clip(picture + budget * np.sign(random.standard_normal(picture.shape)), 0, 1).astype(np.float32)
-    return {"picture": picture, "heat": heat, "budget": budget, "adversarial": adversarial}
+    picture = random.random((n, colours, height, width), dtype=np.float32)
+    found = {"picture": picture}
+    for prefix in ("", *(f"epoch-{epoch}." for epoch in epochs)):
+        heat = random.random((n, height, width), dtype=np.float32)
+        budget = np.where(heat[:, None].repeat(channels, 1) > 0.5, 8 / 255, 7 / 255).astype(np.float32)
+        sign = np.sign(random.standard_normal(picture.shape))
+        found[f"{prefix}heat"], found[f"{prefix}budget"] = heat, budget
+        found[f"{prefix}adversarial"] = np.clip(picture + budget * sign, 0, 1).astype(np.float32)
+    return found
 
 
 @pytest.fixture

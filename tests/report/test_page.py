@@ -1,5 +1,7 @@
 """The page as a browser gets it."""
 
+import base64
+import hashlib
 import json
 import re
 
@@ -9,6 +11,7 @@ from pixelpart import recipes
 from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.report import write_report
+from pixelpart.report.explorer import SCRIPT
 
 
 def results(found):
@@ -82,7 +85,7 @@ def test_page_is_self_contained_and_accessible(make_run, page, tmp_path):
     found = page(make_run("at"), make_run("part"))
     text = (tmp_path / "r.html").read_text()
     assert text.startswith("<!doctype html>")
-    assert not re.search(r"https?:|url\((?!#)|@import|<script|xmlns", text)
+    assert not re.search(r"https?:|url\((?!#)|@import|<script src|xmlns", text)
     for tag in ("img", "link", "use", "iframe", "a"):
         for node in found.all(tag):
             for value in (node.attrs.get("src"), node.attrs.get("href")):
@@ -107,7 +110,12 @@ def test_strings_are_escaped(make_run, page, entry, metrics_row, explained):
         explain=explained(classes=[evil, "b", "c"], checkpoint=evil, object={"n": 1, "object_area": 0.2}),
     )  # fmt: skip
     found = page(run, title=evil)
-    assert not found.all("script")
+    script, content = found.all("script")
+    assert script.text == " ".join(SCRIPT.read_text().split())
+    assert content.attrs["type"] == "application/json"
+    assert json.loads(content.text)["sets"][0]["classes"][0] == evil
+    digest = base64.b64encode(hashlib.sha256("".join(script.children).encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in found.all("meta")[3].attrs["content"]
     assert all(image.attrs["src"].startswith("data:image/png;base64,") for image in found.all("img"))
     assert found.all("title")[0].text == found.all("h1")[0].text == evil
     assert not [node for node in found.all("b") if node.text.startswith("&")]

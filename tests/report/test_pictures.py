@@ -6,15 +6,17 @@ import pytest
 from PIL import Image
 
 from pixelpart.report.pictures import (
-    amplified,
     budget_range,
     budget_shade,
     coloured,
     png_uri,
     read_explanation,
     shown_images,
+    signed_change,
+    write_picture,
 )
 from pixelpart.report.run import read_runs
+from pixelpart.runs import Run
 
 
 def decode(uri):
@@ -35,7 +37,8 @@ def test_png_has_the_pixels_at_their_own_size():
 
 def test_values_become_shades():
     x = np.full((1, 1, 3), 0.5)
-    assert np.allclose(amplified(x, x + np.array([-0.1, 0, 0.1]), eps=0.1), [0, 0.5, 1])
+    for change, shade in ((-0.1, 0), (0, 0.5), (0.1, 1), (np.array([-0.1, 0.1, 0.1]), 2 / 3)):
+        assert np.allclose(signed_change(x, x + change, eps=0.1), shade)
     dark, light = coloured(np.array([[0.0, 1.0]]), table="magma")[0]
     assert dark.sum() < 0.05
     assert light.sum() > 2.5
@@ -55,6 +58,19 @@ def test_pictures_are_those_of_the_file(make_run):
     assert np.allclose(budget_range(explanations), (7 / 255, 8 / 255))
 
 
+@pytest.mark.parametrize("colours", [1, 3])
+def test_explain_png_has_a_row_of_five_pictures_per_image(make_run, explained, arrays, colours):
+    classes = ["$x", "y_^", "<b>"]  # no formulas
+    run = Run(make_run(explain=explained(n=6, classes=classes), tensors=arrays(n=6, width=8, colours=colours)))
+    with Image.open(write_picture(run, rows=2)) as two, Image.open(write_picture(run)) as four:
+        width, height = four.size
+        assert two.width == width
+        assert two.height < 0.7 * height
+        shades = {tuple(colour) for colour in np.asarray(four.convert("RGB")).reshape(-1, 3).tolist()}
+    budgets = np.rint(255 * coloured(np.array([0.0, 1.0]), table="cividis")).astype(int).tolist()
+    assert {tuple(colour) for colour in budgets} <= shades
+
+
 def test_image_that_another_run_does_not_have_is_marked(make_run, explained):
     other = explained()
     other["images"][0]["index"] = 99
@@ -66,7 +82,17 @@ def test_image_that_another_run_does_not_have_is_marked(make_run, explained):
 
 
 @pytest.mark.parametrize(
-    "fault", ["no explain.json", "no arrays", "not safetensors", "array missing", "too few", "schema", "class name"]
+    "fault",
+    [
+        "no explain.json",
+        "no arrays",
+        "not safetensors",
+        "array missing",
+        "too few",
+        "kept epoch",
+        "schema",
+        "class name",
+    ],
 )
 def test_pictures_that_cannot_be_shown_become_a_note(make_run, arrays, explained, fault):
     good = arrays()
@@ -76,6 +102,7 @@ def test_pictures_that_cannot_be_shown_become_a_note(make_run, arrays, explained
         "not safetensors": {},
         "array missing": {"tensors": {name: array for name, array in good.items() if name != "heat"}},
         "too few": {"tensors": good | {"heat": good["heat"][:1]}},
+        "kept epoch": {"explain": explained(epochs=[2])},
         "schema": {"explain": explained(schema_version=9)},
         "class name": {"explain": explained(classes=["disc"])},
     }[fault]
