@@ -22,7 +22,7 @@ from pixelpart.runs import RunFolder
 # What a run folder consists of. Files of these folders count if they have one of the suffixes.
 FILES = (
     "metrics.jsonl", "log.txt", "eval.json", "check.json", "corruptions.json", "explain.json", "explain.safetensors",
-    "done.json", "config.json", ".lock.soft", ".lock",
+    "explain.png", "done.json", "config.json", ".lock.soft", ".lock",
 )  # fmt: skip
 FOLDERS = {
     "checkpoints": (".safetensors", ".partial"),

@@ -37,6 +37,7 @@ from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation import explain, result
+from pixelpart.report.pictures import write_picture
 from pixelpart.runs import read_facts
 from pixelpart.runtime.progress import Screen
 
@@ -298,6 +299,7 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
     pixelpart.check(run, surrogate=models.build("tiny-cnn"), images=40)
     pixelpart.corruptions(run, names=["fog"], severities=[1], images=2)
     explained = json.loads(explain.explain(run, n=3, objects=16).read_text())
+    write_picture(run)
     assert table("reference.md", "metrics.jsonl") == set(run.metrics[0])
     assert table("reference.md", "eval.json") == set(result.entries[1])
     assert table("reference.md", "explain.json") == set(explained)

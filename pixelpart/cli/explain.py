@@ -35,6 +35,8 @@ def explain(args: list[str]) -> None:
     add_data_root(parser)
     found = parser.parse_all(args)
     from pixelpart.evaluation.explain import explain as run_explanation
+    from pixelpart.report.pictures import write_picture
+    from pixelpart.runs import Run
 
     use_threads(found)
     use_model(found, [found.run])
@@ -43,6 +45,7 @@ def explain(args: list[str]) -> None:
     with Screen().bars() as move:
         path = run_explanation(found.run, n=found.images, root=found.data_root, progress=move, **settings)
     print(path)
+    print(write_picture(Run(found.run)))
 
 
 def epoch_list(text: str) -> list[int]:

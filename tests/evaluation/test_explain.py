@@ -155,7 +155,7 @@ def test_the_command_writes_the_files(run, capsys, monkeypatch):
     monkeypatch.setitem(data.SETS, "shapes", few)
     command = ["explain", str(run.dir), "--checkpoint", "last", "--images", "3", "--epochs", "none", "--device", "cpu"]
     assert main(command) == 0
-    assert capsys.readouterr().out == f"{run.dir / 'explain.json'}\n"
+    assert capsys.readouterr().out == f"{run.dir / 'explain.json'}\n{run.dir / 'explain.png'}\n"
     facts = json.loads((run.dir / "explain.json").read_text())
     assert (facts["checkpoint"], len(facts["images"])) == ("last", 3)
     assert load_file(run.dir / "explain.safetensors")["picture"].shape == (3, 3, 32, 32)
