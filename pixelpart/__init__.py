@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from pixelpart import attacks, data, masks, models, objectives, recipes
     from pixelpart.engine.train import train
     from pixelpart.evaluation.checks.obfuscation import check
+    from pixelpart.evaluation.compare import compare
     from pixelpart.evaluation.corruptions import corruptions
     from pixelpart.evaluation.evaluate import evaluate
+    from pixelpart.evaluation.explain import explain
     from pixelpart.runs import Run
     from pixelpart.sweeps.sweep import sweep
 
@@ -18,9 +20,11 @@ __all__ = [
     "Run",
     "attacks",
     "check",
+    "compare",
     "corruptions",
     "data",
     "evaluate",
+    "explain",
     "masks",
     "models",
     "objectives",
@@ -32,8 +36,10 @@ __all__ = [
 _MODULES = {
     "Run": "pixelpart.runs",
     "check": "pixelpart.evaluation.checks.obfuscation",
+    "compare": "pixelpart.evaluation.compare",
     "corruptions": "pixelpart.evaluation.corruptions",
     "evaluate": "pixelpart.evaluation.evaluate",
+    "explain": "pixelpart.evaluation.explain",
     "sweep": "pixelpart.sweeps.sweep",
     "train": "pixelpart.engine.train",
 }

@@ -23,7 +23,7 @@ def batch():
 def test_package_has_the_names_that_it_lists():
     for name in pp.__all__:
         assert getattr(pp, name) is not None
-    for name in ("evaluate", "train", "check", "corruptions"):
+    for name in ("evaluate", "train", "check", "compare", "corruptions", "explain", "sweep"):
         assert callable(getattr(pp, name))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = pp.nope

@@ -134,6 +134,8 @@ class Comparison:
         lines += [f"left out: {attack}, not in {_listed(folders)}" for attack, folders in self.left_out.items()]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def compare(
     groups: Mapping[str, Sequence[Path | str]],
