@@ -3,10 +3,18 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test browser lint slow gpu clean
+.PHONY: demo docs notebooks test browser lint slow gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/pixelpart demo --out demo
+
+# into site/; a warning or a broken link is an error
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# writes the outputs of examples/*.ipynb anew
+notebooks: $(VENV)/.dev
+	$(BIN)/python examples/run.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -37,8 +45,8 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo site

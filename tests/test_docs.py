@@ -2,9 +2,9 @@
 
 Every `sh` and `python` block runs as written, in a folder of its own for each document, but small: `cut_down` replaces
 what is behind the commands. Training on `shapes` takes the first few images and the settings of TINY; training on
-CIFAR-10 stops once every name in the config is resolved; nothing is downloaded; evaluation looks at a few images, and
-only parses its attacks where no earlier command of the document has made the run. Other commands than `pixelpart` are
-not run: make's targets and Python's files have to exist.
+CIFAR-10, or of a wide network, stops once every name in the config is resolved; nothing is downloaded; evaluation looks
+at a few images, and only parses its attacks where no earlier command of the document has made the run. Other commands
+than `pixelpart` are not run: make's targets and Python's files have to exist.
 
 A `python` block that begins with `# FILE, new`, `# FILE, at the end` or `# FILE, in TABLE` is an addition to the
 package. All additions are made to a copy of it, and the `sh` block behind each then runs there. One that begins with
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 import pixelpart
 from pixelpart import data, masks, models
@@ -43,10 +44,12 @@ from pixelpart.runtime.progress import Screen
 
 train_module = importlib.import_module("pixelpart.engine.train")
 evaluate_module = importlib.import_module("pixelpart.evaluation.evaluate")
+demo_module = importlib.import_module("pixelpart.experiments.demo")
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
-each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+PLACES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "results/**/*.md", "benchmarks/*.md")
+DOCUMENTS = [path for pattern in PLACES for path in sorted(ROOT.glob(pattern))]
+each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 SOME = 320  # images
 TINY = {"epochs": 1, "holdout": 64, "probe": 32, "batch_size": 128, "burn_in": {"epochs": 0}, "attack": {"steps": 1}}
@@ -89,12 +92,17 @@ def cut_down(patch):
             load=lambda split, root: some(split),
             masks=lambda split, root: data.shapes.object_masks(split)[: None if split == "test" else SOME],
         ),
-        "cifar10": dataclasses.replace(data.SETS["cifar10"], get=lambda root, progress: root, check=lambda root: None),
+        "cifar10": dataclasses.replace(
+            data.SETS["cifar10"],
+            load=lambda split, root: (torch.zeros(400, 3, 32, 32, dtype=torch.uint8), torch.arange(400) // 20 % 10),
+            get=lambda root, progress: root,
+            check=lambda root: None,
+        ),
     }
 
     def small_train(config, out, **settings):
         build_plan(config)
-        if config.dataset == "cifar10":
+        if config.dataset == "cifar10" or config.model.startswith("wrn"):
             return None
         values = config.model_dump()
         small = {key: values[key] | value if isinstance(value, dict) else value for key, value in TINY.items()}
@@ -108,8 +116,10 @@ def cut_down(patch):
         given = isinstance(settings.get("data"), tuple)
         return evaluate(subject, attacks=attacks, images=None if given else 16, **settings)
 
-    patch.setattr(train_module, "train", small_train)
-    patch.setattr(evaluate_module, "evaluate", small_evaluate)
+    for module in (train_module, demo_module):
+        patch.setattr(module, "train", small_train)
+    for module in (evaluate_module, demo_module):
+        patch.setattr(module, "evaluate", small_evaluate)
     for name, entry in sets.items():
         patch.setitem(data.SETS, name, entry)
 
@@ -138,7 +148,7 @@ def run_command(words):
     elif words[0] == "make":
         for target in words[1:]:
             assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), flags=re.M), target
-    elif words[0].startswith("."):
+    elif "/" in words[0] or words[0] == ".":
         assert words[0] in NOT_RUN or os.access(ROOT / words[0], os.X_OK), words[0]
     elif words[0].startswith("python"):
         assert (ROOT / next(word for word in words if word.endswith(".py"))).exists(), shlex.join(words)
@@ -251,15 +261,17 @@ def test_links_lead_somewhere(document):
         place = document.parent / name if name else document
         assert place.exists(), target
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", place.read_text(), flags=re.M)
-            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}, target
+            headings, api = (re.findall(rf"^{mark} (.*)$", place.read_text(), flags=re.M) for mark in ("#+", ":::"))
+            known = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings} | set(api)
+            assert anchor in known, target
 
 
 @each
 def test_inline_code_names_what_exists(document):
     parser = Parser("train", None)
     add_config_flags(parser, Config())
-    source = "".join(path.read_text() for path in (ROOT / "pixelpart/cli").glob("*.py"))
+    commands = [*(ROOT / "pixelpart/cli").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    source = "".join(path.read_text() for path in commands)
     for code in re.findall(r"`([^`]+)`", prose(document)):
         if path := re.match(r"(?:pixelpart|tests|docs)/[\w./-]+", code):
             assert (ROOT / path[0]).exists(), code
@@ -311,9 +323,9 @@ def test_fields_of_files_are_the_documented_ones(monkeypatch, tmp_path):
 
 def test_rules_augmentations_attacks_maps_and_networks_are_the_documented_ones():
     for heading, names in (("Rules", {"none", *masks.RULES}), ("Controls", masks.CONTROLS), ("Sources", masks.SOURCES)):
-        assert {name.partition(":")[0] for name in table("how-it-works.md", heading)} == set(names)
-    assert table("how-it-works.md", "Augmentation") == set(data.augment.AUGMENTS)
-    assert table("how-it-works.md", "Maps") == set(masks.ROLLOUTS)
+        assert {name.partition(":")[0] for name in table("method.md", heading)} == set(names)
+    assert table("training.md", "Augmentation") == set(data.augment.AUGMENTS)
+    assert table("method.md", "Maps") == set(masks.ROLLOUTS)
     assert table("reference.md", "Networks") == set(models.MODELS)
     for attack in table("reference.md", "Attacks"):
         evaluate_module.parse_attack(attack.replace("K", "20").replace("R", "5"))
