@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 
 # into site/; a warning or a broken link is an error
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # writes the outputs of examples/*.ipynb anew
 notebooks: $(VENV)/.dev
