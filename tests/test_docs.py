@@ -101,8 +101,8 @@ def cut_down(patch):
     }
 
     def small_train(config, out, **settings):
-        build_plan(config)
         if config.dataset == "cifar10" or config.model.startswith("wrn"):
+            build_plan(config)
             return None
         values = config.model_dump()
         small = {key: values[key] | value if isinstance(value, dict) else value for key, value in TINY.items()}
