@@ -1,10 +1,11 @@
-"""Results on disk: eval.json with one entry per attack, and one file of per-sample flags per entry under eval/.
+"""Results on disk: eval.json with one entry per attack; under eval/ per-sample flags of each, and labels per image set.
 
 A result is reused only for the same `ResultKey`, and only if entry and flags pass their checksums. Results of
 corruptions are kept the same way: `ResultStore(target, file="corruptions.json")`, with a key whose `attack` describes
 the corruption.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pixelpart.errors import UserError
@@ -91,6 +93,7 @@ class ResultStore:
         for entry in matching:
             flags = read_flags(self.folder, entry) if self.folder else None
             if flags is not None and agree(entry["probe"], key.probe):
+                self._write_labels(key.images)  # an older version kept none
                 kept = [warning for warning in entry["warnings"] if warning != TRAIN_MODE]
                 named = entry | self.target.tags | {"attack": attack, "warnings": [*self.target.warnings, *kept]}
                 if sealed(named) != entry:
@@ -120,6 +123,7 @@ class ResultStore:
             "fingerprint": fingerprint(flags), "key": digest, "probe": list(key.probe), "pixels": key.images,
         })  # fmt: skip
         self._write(entry, flags)
+        self._write_labels(key.images)
         return Outcome(entry, flags, reused=False)
 
     def partial(self, key: ResultKey, world: World) -> PartialResult:
@@ -137,14 +141,20 @@ class ResultStore:
             except OSError as error:
                 raise UserError(f"cannot write results to {self.folder}: {error.strerror}") from None
 
+    def _write_labels(self, pixels: str) -> None:
+        """The labels of the images, once for all attacks; corrupted images have those of the clean ones."""
+        if self.folder and self.writes and self.file == "eval.json":
+            path, labels = _labels_file(self.folder, pixels), self.target.pictures.labels.cpu().numpy()
+            with contextlib.suppress(OSError):  # only the report's accuracy by class needs them
+                if not path.exists():
+                    atomic_write(path, _npy_bytes(labels.astype(np.min_scalar_type(labels.max()))))
+
 
 def add_entry(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -> None:
     """Writes the flags, then eval.json with this entry; entries that it replaces are removed with their flags."""
-    buffer = io.BytesIO()
-    np.save(buffer, flags, allow_pickle=False)
     with exclusive_lock(folder / "eval" / ".lock", wait=True):
         entries = read_entries(folder, file)
-        atomic_write(_flags_file(folder, entry["key"]), buffer.getvalue())
+        atomic_write(_flags_file(folder, entry["key"]), _npy_bytes(flags))
         stale = [old for old in entries if all(old.get(name) == entry[name] for name in QUESTION)]
         kept = [old for old in entries if old not in stale]
         text = json.dumps({"schema_version": EVAL_SCHEMA, "entries": [*kept, entry]}, indent=2, allow_nan=False)
@@ -156,17 +166,19 @@ def add_entry(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.js
 
 def read_flags(folder: Path, entry: Entry) -> FlagArray | None:
     """The flags of an entry; None if their file is missing, corrupt or contradicts the entry."""
-    if not _is_key(entry.get("key")):
+    flags = _read_npy(_flags_file(folder, entry["key"])) if _is_key(entry.get("key")) else None
+    if flags is None or flags.dtype != np.bool_ or flags.shape != (entry.get("n"),):
         return None
-    try:
-        content = _flags_file(folder, entry["key"]).read_bytes()
-        flags = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    except Exception:  # numpy parses the header as Python: a corrupt byte there can raise anything
-        return None
-    if flags.dtype != np.bool_ or flags.shape != (entry.get("n"),) or entry.get("fingerprint") != fingerprint(flags):
+    if entry.get("fingerprint") != fingerprint(flags):
         return None
     correct = int(flags.sum())
     return flags if (entry.get("correct"), entry.get("accuracy")) == (correct, correct / len(flags)) else None
+
+
+def read_labels(folder: Path, entry: Entry) -> NDArray[np.integer[Any]] | None:
+    """The labels (n,) of an entry's images; None if they were not kept."""
+    labels = _read_npy(_labels_file(folder, entry["pixels"])) if _is_key(entry.get("pixels")) else None
+    return labels if labels is not None and labels.shape == (entry.get("n"),) and labels.dtype.kind == "u" else None
 
 
 # -- checksums
@@ -219,6 +231,24 @@ def machine(device: torch.device) -> str:
 
 def _flags_file(folder: Path, key: str) -> Path:
     return folder / "eval" / f"{key}.npy"
+
+
+def _labels_file(folder: Path, pixels: str) -> Path:
+    return folder / "eval" / f"labels-{pixels[:16]}.npy"
+
+
+def _npy_bytes(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _read_npy(path: Path) -> NDArray[Any] | None:
+    """The array of a file; None if it is missing or corrupt."""
+    try:
+        return np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
+    except Exception:  # numpy parses the header as Python: a corrupt byte there can raise anything
+        return None
 
 
 def _is_key(key: Any) -> bool:

@@ -15,7 +15,15 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import evaluate as evaluate_module
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.partial import agree
-from pixelpart.evaluation.store import ResultKey, hash_tensors, hash_weights, read_entries, sealed, signature
+from pixelpart.evaluation.store import (
+    ResultKey,
+    hash_tensors,
+    hash_weights,
+    read_entries,
+    read_labels,
+    sealed,
+    signature,
+)
 from pixelpart.runs import load_checkpoint, save_checkpoint
 
 KEY = ResultKey("name a", "weights", "images", (1.0, 2.0), {"kind": "pgd", "eps": 0.03, "settings": {"steps": 3}})
@@ -165,7 +173,25 @@ def test_a_newer_checkpoint_replaces_the_older_result(run):
     assert not evaluate(run, **settings)["natural"].reused
     entries = read_entries(run.dir)
     assert sorted((entry["checkpoint"], entry["epoch"]) for entry in entries) == [("best", 9), ("last", 2)]
-    assert {path.stem for path in (run.dir / "eval").glob("*.npy")} == {entry["key"] for entry in entries}
+    flags = {path.stem for path in (run.dir / "eval").glob("*.npy") if not path.name.startswith("labels-")}
+    assert flags == {entry["key"] for entry in entries}
+
+
+def test_labels_are_kept_once_for_an_image_set_and_written_for_older_results(net, pair, tmp_path):
+    settings = {"attacks": "natural,pgd2", "images": 8, "out": tmp_path, "name": "net"}
+    for data in (pair, (pair[0].flip(0), pair[1].flip(0))):
+        evaluate(net, data=data, **settings)
+        entry = read_entries(tmp_path)[-1]
+        np.testing.assert_array_equal(read_labels(tmp_path, entry), data[1][:8])
+    kept = sorted((tmp_path / "eval").glob("labels-*.npy"))
+    assert len(kept) == 2  # two image sets, four results
+    assert read_labels(tmp_path, entry | {"pixels": "../x"}) is read_labels(tmp_path, entry | {"n": 9}) is None
+    (tmp_path / "eval" / f"labels-{entry['pixels'][:16]}.npy").write_bytes(b"\x93NUMPY")
+    assert read_labels(tmp_path, entry) is None
+    for path in kept:
+        path.unlink()
+    assert evaluate(net, data=data, **settings)["pgd2"].reused
+    np.testing.assert_array_equal(read_labels(tmp_path, entry), data[1][:8])
 
 
 def test_best_and_last_that_are_one_model_are_measured_once_and_entered_twice(run):
