@@ -172,11 +172,15 @@ def name_groups(first: Sequence[Path], second: Sequence[Path]) -> dict[str, Sequ
     names = []
     for folders in (first, second):
         found = [folder.resolve().name for folder in folders]
-        start = os.path.commonprefix(found).rstrip("0123456789").rstrip("-_.")  # noqa: RUF071 (letters are meant)
-        names.append(found[0] if len(found) == 1 else start)
+        names.append(found[0] if len(found) == 1 else common_name(found))
     if not all(names) or names[0] == names[1]:
         names = ["first", "second"]
     return dict(zip(names, (first, second), strict=True))
+
+
+def common_name(names: Sequence[str]) -> str:
+    """The common start of the names of a method's runs: part of part-0 and part-1."""
+    return os.path.commonprefix(list(names)).rstrip("0123456789").rstrip("-_.")  # noqa: RUF071 (letters are meant)
 
 
 def check_same_method(folders: Sequence[Path]) -> None:

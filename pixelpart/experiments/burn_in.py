@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import FOUR, Experiment
-from pixelpart.experiments.common.results import Results
+from pixelpart.experiments.common.results import Results, shown_name
 from pixelpart.experiments.common.scales import EPS, Arms, Scale, uniform_label
 
 LENGTHS = {"paper": (0, 10, 20, 40), "demo": (0, 1, 2, 3)}
@@ -37,7 +37,7 @@ def plot(results: Results) -> Figure:
             for place, names in enumerate((results.arms[:half], results.arms[half:])):
                 cells = {int(name.rpartition(" ")[2]): results.cell(name, column) for name in names}
                 plots.series(one, cells, colour=plots.COLOURS[place], label=names[0].rpartition(",")[0])
-            one.set_title(f"{plots.shown_name(column)}, %")
+            one.set_title(f"{shown_name(column)}, %")
             one.set_xlabel("epochs of burn-in")
             one.set_xticks(LENGTHS[results.scale])
         axes[0].legend(frameon=False, fontsize=8)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import FOUR, Experiment, More
-from pixelpart.experiments.common.results import Results
+from pixelpart.experiments.common.results import Results, shown_name
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
 from pixelpart.experiments.common.tables import Table, written
 
@@ -71,11 +71,9 @@ def plot(results: Results) -> Figure:
         for one, (high, lows) in zip(axes, PANELS.items(), strict=True):
             for place, column in enumerate(("natural", robust)):
                 cells = {low: results.cell(f"{high}|{low}", column) for low in lows}
-                plots.series(one, cells, colour=plots.COLOURS[place], label=f"PART, {plots.shown_name(column)}")
+                plots.series(one, cells, colour=plots.COLOURS[place], label=f"PART, {shown_name(column)}")
                 flat = dict.fromkeys((lows[0], lows[-1]), results.cell(f"AT {high}", column))
-                plots.series(
-                    one, flat, colour=plots.COLOURS[place], label=f"AT, {plots.shown_name(column)}", dashed=True
-                )
+                plots.series(one, flat, colour=plots.COLOURS[place], label=f"AT, {shown_name(column)}", dashed=True)
             one.set_title(f"eps = {high}/255")
             one.set_xlabel("eps_low, in 1/255")
             one.set_xticks(lows)

@@ -22,7 +22,7 @@ from pixelpart.evaluation.frontier import (
 )
 from pixelpart.evaluation.frontier_study import StudyDesign, seed_correlation, simulate_studies, verdict
 from pixelpart.experiments.common import plots
-from pixelpart.experiments.common.results import Results
+from pixelpart.experiments.common.results import Results, shown_name
 from pixelpart.experiments.common.tables import Table
 
 ROBUST = "apgd"
@@ -35,9 +35,9 @@ def uniform_arms(results: Results) -> list[str]:
     return [label for label in results.arms if label[0] == "U" and label[1:].replace(".", "").isdigit()]
 
 
-def study_arm(results: Results, label: str) -> Arm:
-    runs = [run for run in results.runs[label] if {"natural", ROBUST} <= run.flags.keys()]
-    flags = [np.stack([run.flags[column] for run in runs]) for column in ("natural", ROBUST)]
+def study_arm(results: Results, label: str, robust: str = ROBUST) -> Arm:
+    runs = [run for run in results.runs[label] if {"natural", robust} <= run.flags.keys()]
+    flags = [np.stack([run.flags[column] for run in runs]) for column in ("natural", robust)]
     return Arm(flags[0], flags[1], tuple(run.seed for run in runs))
 
 
@@ -146,20 +146,23 @@ def plot_frontier(results: Results) -> Figure:
         for one in (left, right):
             plots.calm(one)
         figure.suptitle(plots.heading(results), fontsize=9.5, x=0.01, ha="left")
-        plots.plane(left, results, y=ROBUST, first=known)
+        names = {arm: arm for arm in known}
+        plots.plane(left, results, y=ROBUST, look=lambda arm: plots.point(results, arm, known), names=names)
         left.set_title("grey: uniform budgets, their curve and its band")
         if "distances" in results.analysis:
-            _curve(left, [study_arm(results, label) for label in known])
+            draw_curve(left, [study_arm(results, label) for label in known])
         _distances(right, results, known, others)
         return figure
 
 
-def _curve(axes: Axes, arms: Sequence[Arm]) -> None:
+def draw_curve(axes: Axes, arms: Sequence[Arm]) -> None:
+    """The quadratic through the uniform arms, and its band unless an arm has a single run."""
     curve = fit_curve(arms)
     across = np.linspace(min(arm.mean_natural for arm in arms), max(arm.mean_natural for arm in arms), 60)
-    low, high = np.array([curve.band(n) for n in across]).T
     axes.plot(100 * across, [100 * curve.at(n) for n in across], color=plots.FAINT, linewidth=1.2, zorder=1)
-    axes.fill_between(100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0)
+    if min(arm.runs for arm in arms) > 1:
+        low, high = np.array([curve.band(n) for n in across]).T
+        axes.fill_between(100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0)
 
 
 def _distances(axes: Axes, results: Results, known: Sequence[str], others: Sequence[str]) -> None:
@@ -183,7 +186,7 @@ def _distances(axes: Axes, results: Results, known: Sequence[str], others: Seque
     axes.set_yticks(range(len(others)), others)
     spare = max(0.0, (5 - len(others)) / 2)  # a few arms do not fill the panel
     axes.set_ylim(len(others) - 0.5 + spare, -0.5 - spare)
-    axes.set_xlabel(f"D, points of {plots.shown_name(ROBUST)} accuracy")
+    axes.set_xlabel(f"D, points of {shown_name(ROBUST)} accuracy")
     axes.set_title(
         f"distance from the curve{' of the same seed' * within}\n"
         "grey: up to the smallest effect that\nwould be seen (80 % power, level .025)"

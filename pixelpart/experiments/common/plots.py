@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pixelpart.experiments.common.results import Cell, Results
+from pixelpart.experiments.common.results import Cell, Results, shown_name
 
 COLOURS = ("#1f5fa8", "#b8480f", "#0d7468", "#7a3fb0", "#86650a", "#b02568", "#4b721b", "#55606e")
 INK, FAINT = "#222222", "#8a8f98"
@@ -22,7 +22,6 @@ UNITS = {
     "memory": "memory, MiB",
 }
 MARKERS = ("o", "^", "D", "v")
-NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD"}
 
 
 @contextmanager
@@ -53,12 +52,6 @@ def calm(axes: Axes) -> None:
     axes.tick_params(length=2.5, colors=INK)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
-
-
-def shown_name(column: str) -> str:
-    """pgd20 as PGD-20."""
-    kind = column.rstrip("0123456789")
-    return NAMES.get(column, f"{kind.upper()}-{column[len(kind) :]}" if kind in ("pgd", "mma") else column)
 
 
 def heading(results: Results, *, intervals: bool = True) -> str:
@@ -166,8 +159,16 @@ def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None
         axes.plot(list(papers), list(papers.values()), "D", color=hue, markersize=4, markerfacecolor="none")
 
 
-def plane(axes: Axes, results: Results, *, x: str = "natural", y: str, first: Sequence[str]) -> None:
-    """Each arm as a point with its error, natural against robust accuracy; the arms in `first` in grey."""
+def plane(
+    axes: Axes,
+    results: Results,
+    *,
+    x: str = "natural",
+    y: str,
+    look: Callable[[str], dict[str, Any]],
+    names: Mapping[str, str],
+) -> None:
+    """Each arm as a point with its error, natural against robust accuracy; `names` are written next to their arms."""
     shown = []
     for arm in results.arms:
         across, up = results.cell(arm, x), results.cell(arm, y)
@@ -175,11 +176,12 @@ def plane(axes: Axes, results: Results, *, x: str = "natural", y: str, first: Se
             shown.append((across, up))
             axes.errorbar(
                 across.mean, up.mean, xerr=_errors(across), yerr=_errors(up), markersize=5, elinewidth=0.8, alpha=0.95,
-                **point(results, arm, first),
+                **look(arm),
             )  # fmt: skip
-            if arm in first:
-                where = {"xytext": (4, 5), "textcoords": "offset points"}
-                axes.annotate(arm, (across.mean, up.mean), fontsize=8, color=INK, **where)  # type: ignore[arg-type]
+            if arm in names:
+                above = sum(one in names for one in results.arms[: results.arms.index(arm)]) % 2 == 0
+                where = {"xytext": (4, 5 if above else -12), "textcoords": "offset points"}
+                axes.annotate(names[arm], (across.mean, up.mean), fontsize=8, color=INK, **where)  # type: ignore[arg-type]
     if shown:
         axes.set_xlim(_limits([across for across, _ in shown]))
         axes.set_ylim(_limits([up for _, up in shown]))
@@ -193,7 +195,7 @@ def _limits(cells: Sequence[Cell]) -> tuple[float, float]:
     widths = [(cell.interval[1] - cell.interval[0]) / 2 for cell in cells if cell.interval]
     spread = max(max(means) - min(means), 1.0)
     margin = max(0.15 * spread, min(1.2 * median(widths), 1.5 * spread) if widths else 0.0)
-    return min(means) - margin, max(means) + margin
+    return max(min(means) - margin, -1.0), min(max(means) + margin, 101.0)
 
 
 def point(results: Results, arm: str, first: Sequence[str]) -> dict[str, Any]:
@@ -209,12 +211,22 @@ def _errors(cell: Cell) -> list[list[float]] | None:
     return [[cell.mean - cell.interval[0]], [cell.interval[1] - cell.mean]] if cell.interval else None
 
 
-def series(axes: Axes, cells: Mapping[int, Cell | None], *, colour: str, label: str, dashed: bool = False) -> None:
+def series(
+    axes: Axes,
+    cells: Mapping[int, Cell | None] | Mapping[float, Cell | None],
+    *,
+    colour: str,
+    label: str,
+    dashed: bool = False,
+    marker: str = "o",
+) -> None:
     """Means over a number, each with its interval as a thin bar."""
     known = {x: cell for x, cell in cells.items() if cell is not None and cell.values}
     style = (0, (4, 2)) if dashed else "-"
     means = [cell.mean for cell in known.values()]
-    axes.plot(list(known), means, color=colour, marker="o", markersize=4, linewidth=1.4, linestyle=style, label=label)
+    axes.plot(
+        list(known), means, color=colour, marker=marker, markersize=4, linewidth=1.4, linestyle=style, label=label
+    )
     for x, cell in known.items():
         if cell.interval:
             axes.plot([x, x], cell.interval, color=colour, linewidth=0.9, alpha=0.5)

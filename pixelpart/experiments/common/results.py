@@ -24,6 +24,7 @@ from pixelpart.sweeps.work import Job
 
 SAME_AS_IN_PAPER = {"apgd": "autoattack"}  # columns that the paper has under another name: the two differ by < .05
 PAPER_SEEDS = 3
+NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD"}
 # Standard deviations between seeds of accuracies on CIFAR-10, in points, for the interval of ours - paper.
 DEVIATIONS = {r"natural|.+-[1-5]": 0.30, r"(adaptive-)?(pgd|mma)\d+": 0.25, r"autoattack": 0.20}
 MEASURED = ("columns", "intervals")  # numbers in a measure's JSON, by column
@@ -155,6 +156,12 @@ class Results:
         }  # fmt: skip
 
 
+def shown_name(column: str) -> str:
+    """pgd20 as PGD-20."""
+    kind = column.rstrip("0123456789")
+    return NAMES.get(column, f"{kind.upper()}-{column[len(kind) :]}" if kind in ("pgd", "mma") else column)
+
+
 # -- reading
 
 
@@ -213,7 +220,7 @@ def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | N
     flags = [run.flags[column] for run in runs if column in run.flags]
     if len(runs) == 1 and column in runs[0].intervals:
         return runs[0].intervals[column]
-    if flags and len(flags) == len(runs) and len({len(one) for one in flags}) == 1:
+    if flags and len(flags) == len(runs) and len({len(one) for one in flags}) == 1 and len(flags[0]) > 1:
         low, high = accuracy_interval(np.stack(flags))
         return (max(low, 0.0), min(high, 100.0)) if flags[0].dtype == bool else (low, high)
     if len(runs) == 1:
