@@ -19,7 +19,8 @@ from pixelpart.config import (
 )
 from pixelpart.data import SETS
 from pixelpart.recipes import RECIPES
-from pixelpart.report.run import Measurement
+from pixelpart.report.run import Measurement, ReportedRun
+from pixelpart.report.table import ResultRow
 
 # by training, from the data set; the size of a folder is the user's
 FILLED_IN = ("size", "num_classes", "classes", "channels", "auto")
@@ -72,8 +73,34 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
     return _join(words)
 
 
+def run_commands(run: ReportedRun, rows: Sequence[ResultRow]) -> dict[str, Any]:
+    """The variables of commands.html for one run and its rows in the table."""
+    return {"train_command": train_command(run.config, run.path), "evaluations": [_evaluation(row) for row in rows]}
+
+
+def _evaluation(row: ResultRow) -> dict[str, Any]:
+    """A row's commands, one for each number of images, engine and precision; and the row's machines."""
+    groups: dict[tuple[int, str, str], list] = {}
+    for m in sorted(row.cells.values(), key=lambda m: m.attack != "natural"):
+        groups.setdefault((m.n, m.engine, m.gradients), []).append(m)
+    found = [evaluate_command(row.run.config, row.run.path, group) for group in groups.values()]
+    return {
+        "commands": [command for command in found if command],
+        "given": not all(found),
+        "machines": list(dict.fromkeys(m.machine for m in row.cells.values() if m.machine)),
+    }
+
+
 def report_command(paths: Sequence[Path], out: Path) -> str:
     return _join(["pixelpart", "report", *map(shorten, paths), "--out", shorten(out)])
+
+
+def experiment_command(name: str, scale: str, *, data: str, seeds: int, folder: Path) -> str:
+    """The command that wrote the folder; one that is not named by its experiment alone has the data set at its end."""
+    words = ["pixelpart", "experiment", name, "--scale", scale]
+    words += ["--data", data] if folder.name == f"{name}-{data}" else []
+    words += ["--seeds", str(seeds)] if seeds else []
+    return _join([*words, "--out", shorten(folder.parent)])
 
 
 def shorten(path: Path) -> str:

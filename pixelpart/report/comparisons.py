@@ -1,15 +1,14 @@
 """Which runs and methods differ, by their results on the same images."""
 
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pixelpart.config import flat
 from pixelpart.errors import UserError
 from pixelpart.evaluation import compare as comparing
 from pixelpart.evaluation.statistics import paired
 from pixelpart.evaluation.store import read_flags
+from pixelpart.report.arms import ArmResults, by_method
 from pixelpart.report.formatting import NBSP, describe_eps, enumerate_words, fraction, p_value, percent
 from pixelpart.report.run import Measurement, ReportedRun
 from pixelpart.report.table import ResultRow
@@ -106,30 +105,33 @@ def mcnemar_p(
 
 def group_by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
     """Runs that differ only in their seed, if there are at least two methods with at least two seeds each."""
-    groups: dict[str, dict[int, ReportedRun]] = {}
-    for run in runs:
-        settings = {name: value for name, value in flat(run.config).items() if name not in comparing.SEED_FIELDS}
-        groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
-    several = [list(seeds.values()) for seeds in groups.values() if len(seeds) > 1]
+    several = [group for group in by_method(runs) if len(group) > 1]
     return several if len(several) > 1 else []
 
 
-def compare_methods(runs: Sequence[ReportedRun]) -> list[MethodPair]:
-    """Each two methods with several seeds, by checkpoint and attack."""
-    found = []
-    for one, other in itertools.combinations(group_by_method(runs), 2):
-        groups = comparing.name_groups([run.path for run in one], [run.path for run in other])
-        measured = [m for run in (*one, *other) for m in run.measurements]
+def compare_methods(found: ArmResults) -> list[MethodPair]:
+    """Each two arms with several seeds, by checkpoint and attack; of many, each with the most robust one."""
+    runs = {arm.label: [run for run in arm.runs if run.measurements] for arm in found.arms}
+    arms = [arm for arm in found.arms if len(runs[arm.label]) > 1]
+    pairs: Iterable = itertools.combinations(arms, 2)
+    if len(arms) > MAX_ALL_PAIRS and (robust := found.robust):
+        means = {arm.label: cell.mean for arm in arms if (cell := found.results.cell(arm.label, robust.key))}
+        best = max(arms, key=lambda arm: means.get(arm.label, -1.0))
+        pairs = ((best, other) for other in arms if other is not best)
+    pairs_found = []
+    for one, other in pairs:
+        groups = {arm.label: [run.path for run in runs[arm.label]] for arm in (one, other)}
+        measured = [m for arm in (one, other) for run in runs[arm.label] for m in run.measurements]
         splits = {"given": "test"}
         for checkpoint, split in dict.fromkeys((m.checkpoint, splits.get(m.split, m.split)) for m in measured):
             try:
                 result = comparing.compare(groups, checkpoint=checkpoint, split=split)
             except UserError as error:
                 names = enumerate_words(list(groups))
-                found.append(MethodPair(names, f"{checkpoint} checkpoint", f"not compared: {error}."))
+                pairs_found.append(MethodPair(names, f"{checkpoint} checkpoint", f"not compared: {error}."))
             else:
-                found += [_method_pair(result, row) for row in result.rows]
-    return found
+                pairs_found += [_method_pair(result, row) for row in result.rows]
+    return pairs_found
 
 
 def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> MethodPair:

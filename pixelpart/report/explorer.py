@@ -16,7 +16,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from pixelpart.evaluation.store import read_flags
-from pixelpart.report import curves, pictures
+from pixelpart.report import drawing, pictures
 from pixelpart.report.formatting import fraction
 from pixelpart.report.pictures import Explanation, to_levels
 from pixelpart.report.run import ReportedRun
@@ -60,8 +60,7 @@ def explorer_data(runs: Sequence[ReportedRun], explanations: Sequence[Explanatio
     ids = iter(unique_names([str(index) for images in sets.values() for index, _ in images]))
     found = []
     for place, (run, explanation, key) in enumerate(zip(runs, explanations, keys, strict=True)):
-        mark = curves.MARKERS[place % len(curves.MARKERS)][1]
-        about = {"label": run.label, "colour": place % curves.COLOURS, "mark": mark}
+        about = {"label": run.label, "colour": place % drawing.COLOURS, "mark": drawing.marker(place)[1]}
         if explanation and key:
             about |= run_data(run, explanation, scale) | {"set": list(sets).index(key[0])}
             rows = {image: row for row, image in enumerate(key[1])}

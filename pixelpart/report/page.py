@@ -1,4 +1,4 @@
-"""write_report: run folders in, one self-contained HTML page out."""
+"""write_report: run folders, a sweep or experiments in, one self-contained HTML page out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,23 +11,31 @@ from pixelpart.config import flat
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.files import atomic_write
-from pixelpart.report import checks, commands, comparisons, curves, explorer, formatting, pictures, table
+from pixelpart.report import checks, commands, comparisons, curves, drawing, explorer, formatting, pictures, table
+from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.checks import CheckRecord
+from pixelpart.report.experiment import experiment_content, experiments_content
 from pixelpart.report.pictures import Explanation
 from pixelpart.report.run import ReportedRun, number, read_runs
+from pixelpart.report.sweep import sweep_content
 
 HERE = Path(__file__).parent
 
 
-def write_report(run_dirs: Sequence[Path], out: Path, *, title: str = "pixelpart report") -> Path:
-    """Writes a page that shows the run folders side by side; returns its path."""
-    if not run_dirs:
+def write_report(folders: Sequence[Path], out: Path, *, title: str = "") -> Path:
+    """Writes a page about run folders, or about one folder of a sweep or of experiments; returns its path."""
+    if not folders:
         raise UserError("a report needs at least one run folder")
-    out = Path(out)
+    folders, out = [Path(folder) for folder in folders], Path(out)
     if out.is_dir():
         raise UserError(f"cannot write the report to {out}: it is a folder; give a file such as {out / 'report.html'}")
-    runs = read_runs([Path(path) for path in run_dirs])
-    page = _environment().get_template("report.html").render(page_content(runs, out), title=title)
+    template, own_title, content = _content(folders)
+    content |= {
+        "title": title or own_title,
+        "css": Markup((HERE / "report.css").read_text(encoding="utf-8")),
+        "command": commands.report_command(list(dict.fromkeys(folders)), out),
+    }
+    page = _environment().get_template(template).render(content)
     try:
         atomic_write(out, page)
     except OSError as error:
@@ -35,13 +43,46 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str = "pixelpart
     return out
 
 
-def page_content(runs: Sequence[ReportedRun], out: Path) -> dict[str, Any]:
-    """The variables of the template."""
+def _content(folders: Sequence[Path]) -> tuple[str, str, dict[str, Any]]:
+    """The template for these folders, its title and its variables."""
+    kinds = {folder: kind_of(folder) for folder in folders}
+    if set(kinds.values()) == {"run"}:
+        return "report.html", "pixelpart report", page_content(read_runs(folders))
+    folder, kind = next((folder, kind) for folder, kind in kinds.items() if kind != "run")
+    if not kind:
+        raise UserError(
+            f"{folder} is not a run folder, nor one of a sweep or an experiment: it has no config.json, "
+            "runs/*/config.json or result.json"
+        )
+    if len(kinds) > 1:
+        raise UserError(f"{folder} is the folder of {kind}, which has a page of its own; give it alone")
+    name = folder.resolve().name
+    if kind == "a sweep":
+        return "sweep.html", f"Sweep {name}", sweep_content(folder)
+    if kind == "experiments":
+        return "experiment.html", f"Experiments {name}", experiments_content(folder)
+    content = experiment_content(folder)
+    return "experiment.html", content["experiments"][0].record.title, content
+
+
+def kind_of(folder: Path) -> str:
+    """What wrote the folder, by its files: run, a sweep, an experiment, experiments; "" for anything else."""
+    files = {
+        "run": "config.json", "an experiment": "result.json", "experiments": "*/result.json",
+        "a sweep": "runs/*/config.json",
+    }  # fmt: skip
+    return next((kind for kind, pattern in files.items() if any(folder.glob(pattern))), "")
+
+
+def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """The variables of report.html."""
+    from pixelpart.report.plots import plot_section  # imports matplotlib
+
     rows = [row for run in runs for row in table.result_rows(run)]
+    found = collect(find_arms(runs))
     explanations = [pictures.read_explanation(run) for run in runs]
     pixels = explorer.section(runs, explanations)
     return {
-        "css": Markup((HERE / "report.css").read_text(encoding="utf-8")),
         "lead": lead(runs, images=pixels["explorer"]["images"]),
         "summary": comparisons.summary(rows),
         "attacks": table.columns(runs),
@@ -53,12 +94,12 @@ def page_content(runs: Sequence[ReportedRun], out: Path) -> dict[str, Any]:
         "corrupted": [row for run in runs for row in checks.corruption_rows(run)],
         "about_models": f"{comparisons.ABOUT_MODELS} {comparisons.ABOUT_SEEDS}",
         "run_pairs": comparisons.compare_runs(rows),
-        "method_pairs": comparisons.compare_methods(runs),
-        "panels": [(panel, Markup(panel.svg)) for panel in curves.draw_panels(runs)],
-        "measured": measured_on(runs),
+        "method_pairs": comparisons.compare_methods(found),
+        **plot_section(found),
+        "panels": curves.draw_panels(runs),
+        "measured": curves.measured_on(runs),
         **pixels,
         "differing": differing_settings(runs),
-        "command": commands.report_command([run.path for run in runs], out),
         "runs": [_run(run, place, rows, explanations[place]) for place, run in enumerate(runs)],
     }
 
@@ -72,17 +113,6 @@ def lead(runs: Sequence[ReportedRun], *, images: int) -> str:
     return f"{formatting.count(len(runs), 'classifier')} on {sets}: {formatting.enumerate_words(what)}."
 
 
-def measured_on(runs: Sequence[ReportedRun]) -> str:
-    """The images of the solid lines."""
-    kinds: dict[str, list[str]] = {}
-    for run in runs:
-        for kind in dict.fromkeys(str(row["measured_on"]) for row in run.metrics if row.get("measured_on")):
-            kinds.setdefault(kind, []).append(run.label)
-    if len(kinds) < 2:
-        return f"{next(iter(kinds), 'held-out')} images"
-    return " and ".join(f"{kind} images ({formatting.enumerate_words(labels)})" for kind, labels in kinds.items())
-
-
 def differing_settings(runs: Sequence[ReportedRun]) -> set[str]:
     settings = [flat(run.config) for run in runs]
     return {name for name in settings[0] if any(other[name] != settings[0][name] for other in settings)}
@@ -93,32 +123,18 @@ def _run(
 ) -> dict[str, Any]:
     trained = sum(s for row in run.metrics if (s := number(row, "seconds")) == s)
     return {
-        "colour": place % curves.COLOURS,
-        "mark": curves.MARKERS[place % len(curves.MARKERS)][1],
+        "colour": place % drawing.COLOURS,
+        "mark": drawing.marker(place)[1],
         "label": run.label,
         "config": run.config,
         "epochs_done": run.epochs_done,
         "trained": formatting.duration(trained) if trained else "",
         "burn_in": curves.burn_in(run),
         "notes": run.notes,
-        "train_command": commands.train_command(run.config, run.path),
-        "evaluations": [_evaluation(row) for row in rows if row.run is run],
+        **commands.run_commands(run, [row for row in rows if row.run is run]),
         "explained": explanation.record if explanation else None,
         "object": on_object(run, explanation),
         "settings": flat(run.config),
-    }
-
-
-def _evaluation(row: table.ResultRow) -> dict[str, Any]:
-    """A row's commands, one for each number of images, engine and precision; and the row's machines."""
-    groups: dict[tuple[int, str, str], list] = {}
-    for m in sorted(row.cells.values(), key=lambda m: m.attack != "natural"):
-        groups.setdefault((m.n, m.engine, m.gradients), []).append(m)
-    found = [commands.evaluate_command(row.run.config, row.run.path, group) for group in groups.values()]
-    return {
-        "commands": [command for command in found if command],
-        "given": not all(found),
-        "machines": list(dict.fromkeys(m.machine for m in row.cells.values() if m.machine)),
     }
 
 

@@ -1,5 +1,6 @@
 """Run folders on disk in the formats of evaluation and engine."""
 
+import hashlib
 import json
 from html.parser import HTMLParser
 
@@ -8,6 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from pixelpart import recipes
+from pixelpart.config import parse_fraction
+from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.store import fingerprint
 from pixelpart.report import curves, write_report
 
 CLASSES = ("disc", "ring", "square")
@@ -121,6 +125,33 @@ def make_run(tmp_path):
             (folder / "explain.json").write_text(json.dumps(explain if explain != "usual" else _explained()))
         if tensors is not None:
             save_file(tensors if tensors != "usual" else _arrays(), folder / "explain.safetensors")
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Writes a run folder with results and their flags, by attack; `labels` are those of the images."""
+
+    def make(name, results, *, config=None, labels=None, eps=8 / 255, **changes):
+        folder, entries = tmp_path / name, []
+        (folder / "eval").mkdir(parents=True)
+        (folder / "config.json").write_text((config or recipes.RECIPES["shapes-at"](epochs=3)).to_json())
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(_metrics_row(k)) + "\n" for k in (1, 2, 3)))
+        for number, (attack, right) in enumerate(results.items()):
+            correct, n, key = int(right.sum()), len(right), hashlib.sha256(f"{name}{number}".encode()).hexdigest()[:32]
+            own = attack.partition("@")[2]
+            facts = {"eps": parse_fraction(own) if own else eps, "correct": correct, "n": n, "key": key}
+            facts |= {"interval": list(wilson(correct, n)), "fingerprint": fingerprint(right), "subject": None}
+            facts["pixels"] = f"{n:064x}"
+            entries.append(
+                _entry(attack, correct / n, **facts | ({"eps": 0.0} if attack == "natural" else {}) | changes)
+            )
+            np.save(folder / "eval" / f"{key}.npy", right)
+            if labels is not None:
+                np.save(folder / "eval" / f"labels-{facts['pixels'][:16]}.npy", np.asarray(labels, np.uint8))
+        (folder / "eval.json").write_text(json.dumps({"schema_version": 1, "entries": entries}))
         return folder
 
     return make

@@ -8,6 +8,7 @@ import pytest
 from pixelpart import recipes
 from pixelpart.evaluation.statistics import crossed_bootstrap, mcnemar, wilson
 from pixelpart.evaluation.store import fingerprint
+from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.comparisons import compare_methods, compare_runs, summary
 from pixelpart.report.run import read_runs
 from pixelpart.report.table import result_rows
@@ -130,7 +131,7 @@ def test_seeds_of_a_method_are_compared_together(measured, page):
         for recipe, side in sides.items()
         for seed, flags in enumerate(side)
     ]
-    (found,) = compare_methods(read_runs(folders))
+    (found,) = compare_methods(collect(find_arms(read_runs(folders))))
     expected = crossed_bootstrap(*sides.values())
     assert expected.p < 0.05
     assert (found.attack, found.conditions) == ("pgd20", "best checkpoint, shapes test images, eps 8/255")
@@ -148,6 +149,6 @@ def test_methods_measured_differently_are_not_compared(measured):
     flags = np.random.default_rng(0).random((4, 100)) < 0.5
     folders = [measured(f"at-{seed}", flags[seed], recipe="shapes-at", seed=seed) for seed in range(2)]
     folders += [measured(f"part-{seed}", flags[2 + seed], seed=seed, eps=4 / 255) for seed in range(2)]
-    (found,) = compare_methods(read_runs(folders))
+    (found,) = compare_methods(collect(find_arms(read_runs(folders))))
     assert found.verdict.startswith("not compared: ")
     assert "eps: " in found.verdict

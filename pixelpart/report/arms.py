@@ -1,0 +1,193 @@
+"""Runs as arms (one method, several seeds), and the results of arms that can be compared."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pixelpart.config import DEFAULT_EPS, flat
+from pixelpart.evaluation.compare import SEED_FIELDS, common_name
+from pixelpart.evaluation.store import read_flags, read_labels
+from pixelpart.experiments.common.results import Results, RunResult, shown_name
+from pixelpart.report import drawing
+from pixelpart.report.formatting import fraction
+from pixelpart.report.run import Measurement, ReportedRun
+
+STEPPED = re.compile(r"([a-z-]+?)([1-9][0-9]*)(x[0-9]+)?")  # pgd20x5: kind, steps, restarts
+
+
+@dataclass(frozen=True)
+class ReportedArm:
+    """Runs that differ only in their seed; `place` chooses colour and marker."""
+
+    label: str
+    runs: Sequence[ReportedRun]
+    place: int
+
+    @property
+    def colour(self) -> int:
+        return self.place % drawing.COLOURS
+
+    @property
+    def mark(self) -> str:
+        return drawing.marker(self.place)[1]
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(str(run.config.seed) for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """An attack with its eps: pgd20, whether it was requested with --eps 4/255 or as pgd20@4/255."""
+
+    base: str  # pgd20x5
+    eps: float
+    settings: Mapping[str, Any]
+    n: int
+
+    @classmethod
+    def of(cls, m: Measurement) -> "Column":
+        return cls(m.attack.partition("@")[0], m.eps or 0.0, m.settings, m.n)
+
+    @property
+    def key(self) -> str:
+        return self.base if self.base == "natural" else f"{self.base}@{self.eps}"
+
+    @property
+    def bounds_pixels(self) -> bool:
+        """Whether eps bounds the change of every pixel alike."""
+        return self.base != "natural" and self.settings.keys().isdisjoint({"norm", "eps_low"})
+
+    @property
+    def name(self) -> str:
+        shown, own = shown_name(self.base), f"{self.settings.get('norm')} {self.eps:g}"
+        if self.base == "natural" or "eps_low" in self.settings:
+            return shown
+        return f"{shown} at {fraction(self.eps) if self.bounds_pixels else own}"
+
+    @property
+    def steps(self) -> tuple[str, int, str] | None:
+        """Kind, steps and restarts of a step attack: pgd, 20, x5."""
+        found = STEPPED.fullmatch(self.base) if "steps" in self.settings else None
+        return (found[1], int(found[2]), found[3] or "") if found else None
+
+
+@dataclass(frozen=True)
+class ArmResults:
+    """The results of arms on one kind of checkpoint and images; `columns` by their keys, natural first."""
+
+    arms: Sequence[ReportedArm]
+    columns: dict[str, Column]
+    results: Results
+    context: str = ""
+    labels: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the images of a column, where known
+
+    @property
+    def robust(self) -> Column | None:
+        """The attack that plots show: at the eps of most results, run on most models, and lowering accuracy most."""
+        every = [run.values for group in self.results.runs.values() for run in group]
+        found = {c: [v[c.key] for v in every if c.key in v] for c in self.columns.values() if c.bounds_pixels}
+        at = Counter({c.eps: 0 for c in found})
+        for column, values in found.items():
+            at[column.eps] += len(values)
+        eps = max(at, key=lambda e: (at[e], e == DEFAULT_EPS), default=None)
+        here = {c: values for c, values in found.items() if c.eps == eps}
+        return max(here, key=lambda c: (len(here[c]), -fmean(here[c])), default=None)
+
+
+def find_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
+    """The runs by method, in their order, with the colour of the first; named by the common start of their labels."""
+    groups = by_method(runs)
+    names = [group[0].label if len(group) == 1 else common_name([run.label for run in group]) for group in groups]
+    labels = [
+        name if name and names.count(name) == 1 else f"{group[0].label} and other seeds"
+        for name, group in zip(names, groups, strict=True)
+    ]
+    return [ReportedArm(label, group, runs.index(group[0])) for label, group in zip(labels, groups, strict=True)]
+
+
+def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
+    """Runs that differ only in their seed, together; of one seed, the first run."""
+    groups: dict[str, dict[int, ReportedRun]] = {}
+    for run in runs:
+        settings = {name: value for name, value in flat(run.config).items() if name not in SEED_FIELDS}
+        groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
+    return [list(seeds.values()) for seeds in groups.values()]
+
+
+def collect(arms: Sequence[ReportedArm]) -> ArmResults:
+    """What the arms' runs have under the same conditions.
+
+    Of checkpoints and image sets the one with most results, and in each column the number of images and the settings
+    that most runs share; a run measured otherwise is left out of that column.
+    """
+    every = [(run, m, Column.of(m)) for arm in arms for run in arm.runs for m in run.measurements]
+    contexts = Counter(_context(m) for _, m, _ in every)
+    chosen = max(contexts, key=lambda c: (contexts[c], c[0] == "best"), default=None)
+    every = [found for found in every if _context(found[1]) == chosen]
+    conditions: dict[str, Counter[tuple]] = {}
+    for _, m, column in every:
+        conditions.setdefault(column.key, Counter())[_condition(m)] += 1
+    usual = {key: max(found, key=lambda c: (found[c], c[0])) for key, found in conditions.items()}
+    columns: dict[str, Column] = {}
+    cells: dict[Path, dict[str, Measurement]] = {}
+    labels: dict[str, NDArray[Any]] = {}
+    for run, m, column in sorted(every, key=lambda found: found[2].base != "natural"):
+        if _condition(m) == usual[column.key]:
+            columns.setdefault(column.key, column)
+            cells.setdefault(run.path, {})[column.key] = m  # the newest is the last
+            if column.key not in labels and (known := read_labels(run.path, m.entry)) is not None:
+                labels[column.key] = known
+    results = Results(
+        name="", title="", number="-", scale="", data="", columns=list(columns),
+        configs={arm.label: arm.runs[0].config for arm in arms},
+        runs={arm.label: [_run_result(run, cells.get(run.path, {})) for run in arm.runs] for arm in arms},
+        paper={}, baselines=[], requested={arm.label: len(arm.runs) for arm in arms},
+    )  # fmt: skip
+    context = f"{chosen[0]} checkpoint, {chosen[1]} {chosen[2]} images" if chosen else ""
+    return ArmResults(list(arms), columns, results, context, labels)
+
+
+def uniform_arms(arms: Sequence[ReportedArm]) -> dict[str, str]:
+    """The eps of the arms that have the same budget at every pixel and else agree; {} unless three eps or more differ.
+
+    The burn-in may differ, as in an experiment where all arms start with 8/255.
+    """
+    families: dict[str, dict[str, str]] = {}
+    for arm in arms:
+        config = arm.runs[0].config
+        if config.mask.rule == "none":
+            skipped = {"eps", "eps_low", *SEED_FIELDS}
+            settings = {
+                name: value
+                for name, value in flat(config).items()
+                if name not in skipped and not name.startswith(("mask.", "burn_in."))
+            }
+            families.setdefault(json.dumps(settings, sort_keys=True), {})[arm.label] = fraction(config.eps)
+    largest: dict[str, str] = max(families.values(), key=lambda family: len(set(family.values())), default={})
+    return largest if len(set(largest.values())) > 2 else {}
+
+
+def _context(m: Measurement) -> tuple:
+    return m.checkpoint, m.dataset, m.split, m.precision, m.seed
+
+
+def _condition(m: Measurement) -> tuple:
+    return m.n, m.settings.get("step_size"), m.gradients, m.engine, m.entry.get("pixels")
+
+
+def _run_result(run: ReportedRun, cells: Mapping[str, Measurement]) -> RunResult:
+    flags = {key: read_flags(run.path, m.entry) for key, m in cells.items()}
+    return RunResult(
+        run.config.seed, run.path, {key: 100 * m.accuracy for key, m in cells.items()},
+        {key: (100 * m.interval[0], 100 * m.interval[1]) for key, m in cells.items()},
+        {key: right for key, right in flags.items() if right is not None}, {}, None, 0.0,
+        max((m.n for m in cells.values()), default=0),
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""The pages of `pixelpart experiment`: an experiment's figure, tables and runs; or all experiments of a folder."""
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pixelpart.config import validation_message
+from pixelpart.errors import UserError
+from pixelpart.experiments import EXPERIMENTS
+from pixelpart.report.arms import ReportedArm, collect
+from pixelpart.report.commands import experiment_command
+from pixelpart.report.formatting import count
+from pixelpart.report.run import Record, ReportedRun, read_runs
+from pixelpart.report.sweep import runs_content, varying
+
+
+class ArmRecord(Record):
+    requested: int
+    seeds: tuple[int, ...]
+    runs: tuple[str, ...]
+
+
+class ExperimentRecord(Record):
+    """result.json."""
+
+    experiment: str
+    title: str
+    number: str
+    scale: str
+    data: str
+    arms: dict[str, ArmRecord]
+
+
+@dataclass(frozen=True)
+class MarkdownTable:
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class ReportedExperiment:
+    """What `pixelpart experiment` left in a folder."""
+
+    folder: Path
+    record: ExperimentRecord
+    figure: bytes  # PNG; b"" without a figure
+    lead: str
+    tables: list[MarkdownTable]
+    notes: list[str]
+
+    @property
+    def about(self) -> str:
+        """Its number in the paper, its scale and data set."""
+        return f"{self.lead[:1].upper()}{self.lead[1:]}." if self.lead else ""
+
+    @property
+    def figure_uri(self) -> str:
+        return f"data:image/png;base64,{base64.b64encode(self.figure).decode()}"
+
+    @property
+    def figure_width(self) -> int:
+        """In CSS pixels, at which text drawn with 9 points at 150 dots per inch has about the size of a caption."""
+        return round(0.7 * int.from_bytes(self.figure[16:20], "big"))  # the width in a PNG's header
+
+    @property
+    def command(self) -> str:
+        own, seeds = self.record, max((arm.requested for arm in self.record.arms.values()), default=0)
+        return experiment_command(own.experiment, own.scale, data=own.data, seeds=seeds, folder=self.folder)
+
+
+def experiment_content(folder: Path) -> dict[str, Any]:
+    """The variables of experiment.html for one experiment; those of its runs that are still there are shown too."""
+    found = read_experiment(folder)
+    return {"experiments": [found], "lead": "", **_runs(found)}
+
+
+def experiments_content(folder: Path) -> dict[str, Any]:
+    """The variables of experiment.html for all experiments of a folder, in the order of `pixelpart experiment`."""
+    names = list(EXPERIMENTS)
+    found = [read_experiment(path.parent) for path in sorted(folder.glob("*/result.json"))]
+    found.sort(key=lambda one: names.index(one.record.experiment) if one.record.experiment in names else len(names))
+    return {
+        "experiments": found,
+        "lead": f"{count(len(found), 'experiment')}: figures, tables, the paper's numbers.",
+        "runs": [],
+    }
+
+
+def read_experiment(folder: Path) -> ReportedExperiment:
+    """A UserError if result.json cannot be read; table.md and figure.png may be missing."""
+    path = folder / "result.json"
+    try:
+        record = ExperimentRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise UserError(f"{path} is not the result of an experiment: {validation_message(error)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    figure, table = folder / "figure.png", folder / "table.md"
+    image = figure.read_bytes() if figure.exists() else b""
+    text = table.read_text(encoding="utf-8") if table.exists() else ""
+    return ReportedExperiment(folder, record, image, *read_markdown(text))
+
+
+def read_markdown(text: str) -> tuple[str, list[MarkdownTable], list[str]]:
+    """The line below the title, the tables and the notes of a table.md."""
+    head, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    lead = [line for line in head.splitlines() if line and not line.startswith(("# ", "- "))]
+    tables = []
+    for part in parts:
+        title, *lines = part.splitlines()
+        rows = [_cells(line) for line in lines if line.startswith("|")]
+        tables.append(MarkdownTable(title, rows[0] if rows else [], rows[2:]))
+    return " ".join(lead), tables, [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def _runs(found: ReportedExperiment) -> dict[str, Any]:
+    """Arms with the runs that are still there: where result.json says, or in the runs next to the experiment."""
+    places = {
+        label: [place for run in arm.runs if (place := _find_run(found.folder, Path(run)))]
+        for label, arm in found.record.arms.items()
+    }
+    runs = {run.path.resolve(): run for run in read_runs([path for paths in places.values() for path in paths])}
+    arms: list[ReportedArm] = []
+    for label, paths in places.items():
+        if paths:
+            arms.append(ReportedArm(label, [_labelled(runs[path.resolve()], label) for path in paths], len(arms)))
+    return runs_content(collect(arms), varying([run for arm in arms for run in arm.runs])) if arms else {"runs": []}
+
+
+def _find_run(folder: Path, path: Path) -> Path | None:
+    places = (path, folder.parent / "runs" / path.name)
+    return next((place for place in places if (place / "config.json").exists()), None)
+
+
+def _labelled(run: ReportedRun, arm: str) -> ReportedRun:
+    run.label = f"{arm} seed={run.config.seed}"
+    return run

@@ -1,0 +1,138 @@
+"""The page of a sweep folder: arms with their means, plots, every run, training curves."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pixelpart.config import flat, parse_fraction
+from pixelpart.report import commands, comparisons, curves, table
+from pixelpart.report.arms import ArmResults, ReportedArm, by_method, collect
+from pixelpart.report.formatting import count, enumerate_words
+from pixelpart.report.run import ReportedRun, read_runs
+from pixelpart.sweeps.table import differing
+from pixelpart.sweeps.work import Job, JobFiles, last_line
+
+Fields = dict[str, Any]  # those in which runs differ, by dotted name
+
+
+def sweep_content(folder: Path) -> dict[str, Any]:
+    """The variables of sweep.html."""
+    runs = read_runs(sorted(path.parent for path in folder.glob("runs/*/config.json")))
+    fields = varying(runs)
+    arms = sweep_arms(runs, fields)
+    for arm in arms:
+        for run in arm.runs:
+            run.label = f"{arm.label} seed={run.config.seed}"
+            if error := last_line(JobFiles(folder, run.path.name).error):
+                run.notes.insert(0, f"failed: {error}")
+    return {"lead": lead(arms), "shared": shared_settings(runs, fields), **runs_content(collect(arms), fields)}
+
+
+def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, Any]:
+    """The variables of the sections that sweeps and experiments share."""
+    from pixelpart.report.plots import plot_section  # imports matplotlib
+
+    runs = [run for arm in found.arms for run in arm.runs]
+    names = list(fields[runs[0].path]) if runs else []
+    return {
+        "arms": [
+            {"arm": arm, "fields": fields[arm.runs[0].path], "cells": arm_cells(found, arm)} for arm in found.arms
+        ],
+        "columns": list(found.columns.values()),
+        "fields": names,
+        "context": found.context,
+        **plot_section(found),
+        "method_pairs": comparisons.compare_methods(found),
+        "run_pairs": [],
+        "runs": [
+            {
+                "label": run.label, "colour": arm.colour, "mark": arm.mark, "id": run.path.name, "notes": run.notes,
+                "epochs": f"{run.epochs_done} of {run.config.epochs}", "fields": fields[run.path],
+                "values": result.values, **commands.run_commands(run, table.result_rows(run)),
+            }
+            for arm in found.arms
+            for run, result in zip(arm.runs, found.results.runs[arm.label], strict=True)
+        ],
+        "panels": curves.draw_panels(runs, [arm.place for arm in found.arms for _ in arm.runs]),
+        "measured": curves.measured_on(runs),
+        "burn_in": any(curves.burn_in(run) for run in runs),
+    }  # fmt: skip
+
+
+def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:
+    """The fields in which the runs differ, by run folder; None where a run does not use the field.
+
+    Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
+    """
+    configs = [run.config.model_copy(update={"init_from": ""} if _is_fork_of_sibling(run) else {}) for run in runs]
+    found = differing([Job(config) for config in configs])
+    return {run.path: fields for run, fields in zip(runs, found, strict=True)}
+
+
+def _is_fork_of_sibling(run: ReportedRun) -> bool:
+    parent = Path(run.config.init_from.rpartition("@")[0]).name
+    return bool(parent) and (run.path.parent / parent).is_dir()
+
+
+def sweep_arms(runs: Sequence[ReportedRun], fields: Mapping[Path, Fields]) -> list[ReportedArm]:
+    """Runs that differ only in their seed, sorted by the other fields in which they differ, and named by these.
+
+    The names are without the burn-in if they still differ.
+    """
+    groups = by_method(runs)
+    for group in groups:
+        group.sort(key=lambda run: run.config.seed)
+    groups.sort(key=lambda group: [_order(v) for name, v in fields[group[0].path].items() if name != "seed"])
+    short, full = ([_name(group[0], fields, skipped) for group in groups] for skipped in (("burn_in.",), ()))
+    names = short if len(set(short)) == len(groups) else full
+    return [
+        ReportedArm(name if names.count(name) == 1 else f"{name} ({group[0].path.name})", group, place)
+        for place, (name, group) in enumerate(zip(names, groups, strict=True))
+    ]
+
+
+def _name(run: ReportedRun, fields: Mapping[Path, Fields], skipped: tuple[str, ...]) -> str:
+    used = {n: v for n, v in fields[run.path].items() if n != "seed" and v is not None and not n.startswith(skipped)}
+    return " ".join(f"{name}={value}" for name, value in used.items()) or run.config.recipe
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    """Numbers and fractions first, by size; then text; then what is not used."""
+    try:
+        return (2, 0.0, "") if value is None else (0, float(parse_fraction(value)), "")
+    except (TypeError, ValueError):
+        return 1, 0.0, str(value)
+
+
+def arm_cells(found: ArmResults, arm: ReportedArm) -> dict[str, dict[str, Any]]:
+    """Mean and interval, as fractions, and the number of seeds, by the key of the column."""
+    cells = {key: found.results.cell(arm.label, key) for key in found.columns}
+    return {
+        key: {
+            "mean": cell.mean / 100,
+            "interval": [end / 100 for end in cell.interval] if cell.interval else None,
+            "seeds": len(cell.values),
+        }
+        for key, cell in cells.items()
+        if cell
+    }
+
+
+def lead(arms: Sequence[ReportedArm]) -> str:
+    runs = [run for arm in arms for run in arm.runs]
+    sets = enumerate_words(list(dict.fromkeys(run.config.dataset for run in runs)))
+    numbers = sorted({len(arm.runs) for arm in arms})
+    seeds = count(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
+    text = f"{count(len(runs), 'run')} on {sets}: {count(len(arms), 'arm')} with {seeds} each."
+    unfinished = sum(run.epochs_done < run.config.epochs or not run.measurements for run in runs)
+    return f"{text} {count(unfinished, 'run')} not finished or not evaluated yet." if unfinished else text
+
+
+def shared_settings(runs: Sequence[ReportedRun], fields: Mapping[Path, Fields]) -> Fields:
+    """The fields that all runs share."""
+    settings, names = [flat(run.config) for run in runs], set(fields[runs[0].path])
+    return {
+        name: value
+        for name, value in settings[0].items()
+        if name not in names and all(other[name] == value for other in settings)
+    }
