@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.attacks.ball import check_attack_inputs, default_generator
+from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, default_generator
 from pixelpart.attacks.batching import BatchOf, Samples, Try, run_tries
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.mm3 import mm3_search
@@ -83,8 +83,7 @@ def autoattack(
     with torch.no_grad(), ieee_fp32(x.device), borrowed(model) as net:
         clean_logits = torch.cat([net(part) for part in x.split(slots)])
         classes = clean_logits.shape[1]
-        if not bool(((y >= 0) & (y < classes)).all()):
-            raise UserError(f"labels are in [{int(y.min())}, {int(y.max())}]; the model has {classes} classes")
+        check_attack_labels(y, classes, n=len(x))
         view, _ = trusted_view(net, x[:slots], search)
         return run_searches(
             possible_searches(searches, classes),

@@ -5,6 +5,8 @@ sample.
 """
 
 import math
+import reprlib
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -24,15 +26,31 @@ ORDERS = {"l2": 2, "l1": 1}  # p of the norms other than linf
 TINY = 1e-30  # instead of a length of 0
 
 
-def check_attack_inputs(x: Tensor, budget: float | Tensor, *, step_size: float, steps: int, norm: str = "linf") -> None:
-    """Raises a UserError if an attack cannot run with these inputs.
+def check_attack_inputs(
+    x: Tensor,
+    budget: float | Tensor,
+    *,
+    step_size: float,
+    steps: int,
+    norm: str = "linf",
+    start: str | Tensor = "none",
+) -> None:
+    """Raises a UserError if an attack cannot run with these inputs; see also `check_attack_labels`.
 
     Values of tensors are checked only where that has no side effects: not in compiled or captured code.
     """
     if not x.is_floating_point():
         raise UserError(f"images are {str(x.dtype).removeprefix('torch.')}; they must be float in [0, 1]")
-    if steps < 0 or not step_size >= 0:
-        raise UserError(f"steps {steps} and step_size {step_size} must not be negative")
+    if not _is_number(steps) or not _is_number(step_size) or steps < 0 or not 0 <= step_size < math.inf:
+        raise UserError(f"steps {steps!r} and step_size {step_size!r} must be numbers, finite and not negative")
+    if isinstance(start, Tensor) and type(start) is Tensor and not bool(start.isfinite().all()):
+        raise UserError("the start has NaN or infinite values")
+    if not isinstance(budget, Tensor) and not _is_number(budget):
+        raise UserError(
+            f"budget {reprlib.repr(budget)} is not a number or a tensor; a change of 8 levels of 255 is 8/255"
+        )
+    if isinstance(budget, Tensor) and not budget.is_floating_point():
+        raise UserError(f"the budget is {str(budget.dtype).removeprefix('torch.')}; it must be float")
     if norm != "linf":
         _check_radius(budget, norm)
     elif not isinstance(budget, Tensor):
@@ -45,6 +63,22 @@ def check_attack_inputs(x: Tensor, budget: float | Tensor, *, step_size: float, 
         raise UserError(f"the budget is in [{float(budget.min())}, {float(budget.max())}], not in [0, 1]")
     if type(x) is Tensor and not bool(((x >= 0) & (x <= 1)).all()):
         raise UserError(f"images are in [{float(x.min())}, {float(x.max())}], not in [0, 1]")
+
+
+def check_attack_labels(y: Tensor, classes: int, *, n: int) -> None:
+    """Raises a UserError unless y has a label for each of n images; what is not labels but floats is not checked."""
+    if y.is_floating_point():
+        return
+    if y.shape != (n,) or y.is_complex() or y.dtype == torch.bool:
+        raise UserError(
+            f"labels are {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}; need ({n},) integers"
+        )
+    if type(y) is Tensor and not bool(((y >= 0) & (y < classes)).all()):
+        raise UserError(f"labels are in [{int(y.min())}, {int(y.max())}]; the model has {classes} classes")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_radius(radius: Budget, norm: str) -> None:

@@ -6,7 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import check_attack_inputs, default_generator, first_image, in_dtype_of
+from pixelpart.attacks.ball import (
+    check_attack_inputs,
+    check_attack_labels,
+    default_generator,
+    first_image,
+    in_dtype_of,
+)
 from pixelpart.attacks.pgd import run_steps
 from pixelpart.losses import SampleLoss, margin, targeted_margin, without
 from pixelpart.types import Budget, Images, Labels, Model
@@ -38,11 +44,13 @@ def mma(
     if isinstance(start, str):
         generator = generator or default_generator(x)  # shared by all targets, so that their starts differ
     if not isinstance(model, FrozenView):
-        check_attack_inputs(x, budget, step_size=step_size, steps=steps)
+        check_attack_inputs(x, budget, step_size=step_size, steps=steps, start=start)
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
         net = view_in(net, search, x)
         clean = net(x)
+        if not isinstance(model, FrozenView):
+            check_attack_labels(y, clean.shape[1], n=len(x))
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)
         for i, target in enumerate(choices.unbind(1)):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart.attacks.ball import check_attack_inputs, first_image, in_dtype_of, project
+from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, first_image, in_dtype_of, project
 from pixelpart.errors import choose
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
@@ -36,10 +36,12 @@ def pgd(
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     if not isinstance(model, FrozenView):  # a view comes from the training step, which must not wait for the device
-        check_attack_inputs(x, budget, step_size=step_size, steps=steps)
+        check_attack_inputs(x, budget, step_size=step_size, steps=steps, start=start)
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
         net = view_in(net, search, x)
+        if not isinstance(model, FrozenView) and not y.is_floating_point():
+            check_attack_labels(y, net(x[:1]).shape[1], n=len(x))
         if loss_of is kl and not y.is_floating_point():
             y = net(x)
         first = first_image(x, budget, start=start, generator=generator)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pixelpart.attacks.ball import check_attack_inputs, default_generator
+from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, default_generator
 from pixelpart.draws import Keys
 from pixelpart.errors import UserError
 from pixelpart.losses import margin, without
@@ -132,6 +132,8 @@ def run_search(
     generator = generator or default_generator(x)
     with borrowed(model) as net:
         clean = net(x)
+        if not isinstance(model, FrozenView):
+            check_attack_labels(y, clean.shape[1], n=len(x))
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf, dtype=x.dtype)
         for number in range(search.tries(clean.shape[1])):
             target = target_classes(clean, y, number // search.restarts) if search.targets else y

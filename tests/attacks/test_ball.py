@@ -1,6 +1,9 @@
 """The l_inf ball: projection, starts, and the check of an attack's inputs."""
 
 import re
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 import torch
@@ -68,6 +71,8 @@ def test_noise_has_the_named_distribution_and_does_not_use_the_global_generator(
         ({"budget": torch.full((2, 1, 4, 4), -0.1)}, "the budget is in"),
         ({"x": torch.full((2, 3, 4, 4), 255.0)}, r"images are in \[255.0, 255.0\]"),
         ({"steps": -1}, "steps -1"),
+        ({"step_size": float("inf")}, "step_size inf"),
+        ({"start": torch.full((2, 3, 4, 4), torch.nan)}, "the start has NaN"),
     ],
 )
 def test_wrong_inputs_are_refused(attack, change, message):
@@ -75,6 +80,56 @@ def test_wrong_inputs_are_refused(attack, change, message):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     with pytest.raises(UserError, match=message):
         attack(model, call.pop("x"), torch.tensor([0, 1]), call.pop("budget"), **call)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (torch.tensor([0, 3]), r"labels are in \[0, 3\]; the model has 3 classes"),
+        (torch.tensor([-100, 1]), r"labels are in \[-100, 1\]"),
+    ],
+)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        partial(attacks.pgd, step_size=0.1, steps=1), partial(attacks.mma, step_size=0.1, steps=1),
+        attacks.apgd, attacks.fab, attacks.square, attacks.mm3, attacks.autoattack,
+    ],
+)  # fmt: skip
+def test_labels_that_do_not_fit_are_refused(attack, y, message):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    with pytest.raises(UserError, match=message):
+        attack(model, torch.rand(2, 3, 4, 4), y, 8 / 255)
+
+
+TYPES = """
+import torch
+from pixelpart import attacks
+from pixelpart.errors import UserError
+model, x = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)), torch.rand(2, 3, 4, 4)
+usual = {"y": torch.tensor([0, 1]), "budget": 8 / 255, "step_size": 0.1, "steps": 1}
+for change in (
+    {"budget": "8/255"}, {"budget": [8 / 255]}, {"budget": True}, {"budget": torch.ones(2, 1, 4, 4).bool()},
+    {"steps": "10"}, {"step_size": True}, {"y": torch.tensor([0])}, {"y": torch.tensor([True, False])},
+):
+    for attack in (attacks.pgd, attacks.mma):
+        try:
+            attack(model, x, **usual | change)
+        except UserError as error:
+            print(error)
+"""
+
+
+def test_inputs_of_other_types_are_refused():
+    """In a process without the type checks of the tests."""
+    done = subprocess.run([sys.executable, "-c", TYPES], capture_output=True, text=True)
+    assert done.stderr == ""
+    for line in (
+        "budget '8/255' is not a number", "budget [0.03", "budget True is not a number", "the budget is bool",
+        "steps '10'", "step_size True", "labels are int64 of shape (1,); need (2,) integers", "labels are bool",
+    ):  # fmt: skip
+        assert done.stdout.count(line) == 2, line
+    assert len(done.stdout.splitlines()) == 16
 
 
 @pytest.mark.parametrize("shape", [(), (4, 4), (3, 4, 4), (3, 1, 4, 4), (2, 2, 4, 4), (2, 1, 4, 5)])
