@@ -56,7 +56,10 @@ def data_set(path: str, *, size: Size, skip_bad: bool = False, background: str =
     height, width = height_width(size)
     if not SMALLEST <= min(height, width) <= max(height, width) <= LARGEST:
         raise UserError(f"size {write_size(size)} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
-    found = list_folder(path, skip_bad=skip_bad)
+    try:
+        found = list_folder(path, skip_bad=skip_bad)
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     channels = channels or (1 if _all_grey(found) else 3)
     shape = (channels, height, width)
     mean, std = scaling(channels)
@@ -170,20 +173,24 @@ def _files_by_class(folder: Path, bad: list[str]) -> dict[str, list[Path]]:
             raise UserError(f"{folder}: classes {other!r} and {name!r} differ only in case; rename or merge them")
     found = {}
     for name in names:
-        if files := sorted(_files_below(folder / name)):
+        if files := sorted(_files_below(folder / name, bad)):
             found[name] = files
         else:
             bad.append(f"{folder / name}: a class without images")
     return found
 
 
-def _files_below(folder: Path) -> list[Path]:
-    return [
-        Path(place) / name
-        for place, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".") and name.lower() not in IGNORED
-    ]
+def _files_below(folder: Path, bad: list[str]) -> list[Path]:
+    """All files in the folder and below; folders that cannot be read, or are links, are added to `bad`."""
+
+    def failed(error: OSError) -> None:
+        bad.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+    files = []
+    for place, folders, names in os.walk(folder, onerror=failed):
+        bad += [f"{Path(place) / name}: a link to a folder" for name in folders if (Path(place) / name).is_symlink()]
+        files += [Path(place) / name for name in names if not name.startswith(".") and name.lower() not in IGNORED]
+    return files
 
 
 def _split_off_test(found: dict[str, list[Path]]) -> dict[str, dict[str, list[Path]]]:

@@ -1,7 +1,9 @@
 """Image files decoded once, in parallel, into one .npy file that is then mapped into memory.
 
 It is in the folder `decoded` under the data root. A hash over the names, sizes and modification times of all image
-files and over the settings of the decoder is part of its name, so that a changed file leads to another cache file.
+files and over the settings of the decoder is part of its name, so that a changed file leads to another cache file. A
+.json file next to it lists the bad files and has a hash over everything, which is checked before use: if it does not
+match, the images are decoded again.
 """
 
 import contextlib
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +31,7 @@ VERSION = 3  # to be raised when a decoder's pixels change
 CHUNK = 64  # files per task
 SHOWN = 3  # bad files that an error message lists
 Shape = tuple[int, int, int]  # channels, height, width
+_verified: set[tuple[Any, ...]] = set()  # cache files that this process has hashed
 Decoder = Callable[[Path], tuple[NDArray[np.uint8], bool]]  # pixels, and whether some were transparent; or ValueError
 
 
@@ -74,25 +78,43 @@ def decode_images(
     """
     folder = home(root) / "decoded"
     target = folder / f"{name}-{shape[1]}x{shape[2]}-{_key(paths, shape, settings)}.npy"
-    bad_file = target.with_suffix(".json")
-
-    def needed() -> bool:
-        return again or not (target.exists() and bad_file.exists())
-
-    if needed():
+    found = None if again else _open(target, paths, shape)
+    if found is None:
         try:
             with exclusive_lock(folder / ".lock", wait=True):  # one of several processes decodes; the others wait
-                if needed():
-                    _write(paths, decode, shape, target, bad_file, progress, title=f"decoding {name}")
+                found = None if again else _open(target, paths, shape)
+                if found is None:
+                    _write(paths, decode, shape, target, progress, title=f"decoding {name}")
+                    found = _open(target, paths, shape)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from None
+    if found is None:
+        raise UserError(f"{target} is not what was written; is the disk faulty?")
+    return found
+
+
+def _open(target: Path, paths: Sequence[Path], shape: Shape) -> DecodedImages | None:
+    """The images of a cache file; None if it is missing, corrupt or incomplete."""
     try:
         images = np.load(target, mmap_mode="c")  # copy on write: torch has no read-only tensors
-        found = json.loads(bad_file.read_text())
-        bad = {int(number): reason for number, reason in found["bad"].items()}
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{target} is corrupt ({error}); delete it and run again") from None
-    return DecodedImages(paths, torch.from_numpy(images)[: len(paths) - len(bad)], bad, found["transparent"])
+        if images.dtype != np.uint8 or images.shape != (len(paths), *shape):
+            return None
+        text, state = target.with_suffix(".json").read_text(), target.stat()
+        facts = json.loads(text)
+        key = (str(target.resolve()), state.st_size, state.st_mtime_ns, text)
+        if key not in _verified and facts.pop("sha256") != _sum(facts, images):
+            return None
+        _verified.add(key)
+        bad = {int(number): reason for number, reason in facts["bad"].items()}
+        return DecodedImages(paths, torch.from_numpy(images)[: len(paths) - len(bad)], bad, facts["transparent"])
+    except Exception:  # numpy parses the header as Python: a corrupt byte there can raise anything
+        return None
+
+
+def _sum(facts: dict[str, Any], images: NDArray[np.uint8]) -> str:
+    total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    total.update(images.data)
+    return total.hexdigest()
 
 
 def _key(paths: Sequence[Path], shape: Shape, settings: str) -> str:
@@ -112,13 +134,13 @@ def _write(
     decode: Decoder,
     shape: Shape,
     target: Path,
-    bad_file: Path,
     progress: Progress,
     *,
     title: str,
 ) -> None:
     """Both files, each written under another name and then renamed; the array last."""
-    part, bad_part = (path.with_name(f".{path.name}.part") for path in (target, bad_file))
+    facts_file = target.with_suffix(".json")
+    part, facts_part = (path.with_name(f".{path.name}.part") for path in (target, facts_file))
     bad: dict[int, str] = {}
     transparent: set[int] = set()
     try:
@@ -152,8 +174,9 @@ def _write(
         images.flush()
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        bad_part.write_text(json.dumps({"bad": dict(sorted(bad.items())), "transparent": len(transparent)}, indent=1))
-        os.replace(bad_part, bad_file)
+        facts = {"bad": {str(number): bad[number] for number in sorted(bad)}, "transparent": len(transparent)}
+        facts_part.write_text(json.dumps(facts | {"sha256": _sum(facts, images)}, indent=1))
+        os.replace(facts_part, facts_file)
         os.replace(part, target)
     finally:
         with contextlib.suppress(OSError):

@@ -1,5 +1,6 @@
 """A folder of images: formats that lose nothing are read, other files are named, and left out only with skip_bad."""
 
+import errno
 import os
 import shutil
 import struct
@@ -254,6 +255,27 @@ def test_bad_files_are_named_and_skip_bad_leaves_them_out(base, capsys):
     assert f"{len(BAD) + 1} unreadable files left out" in output
     assert main(["data", "verify", f"folder:{base}", "--size", "16"]) == 2
     assert "owl: a class without images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["train/cat/more", "train/cat", "train"])
+def test_a_folder_that_cannot_be_read_is_not_skipped(base, monkeypatch, place):
+    (base / "train" / "cat" / "more").mkdir()
+    scan = os.scandir
+
+    def failing(path):
+        if str(path) == str(base / place):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(UserError, match=rf"{base / place}.*Permission denied"):
+        load(base)
+
+
+def test_a_link_to_a_folder_is_not_skipped(base, tmp_path):
+    (base / "train" / "cat" / "more").symlink_to(base / "train" / "dog")
+    with pytest.raises(UserError, match="more: a link to a folder"):
+        load(base)
 
 
 def rename_class(base):

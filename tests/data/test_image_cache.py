@@ -1,6 +1,7 @@
 """Images are decoded once into a mapped file, by one process, and again when a file changes."""
 
 import errno
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -84,3 +85,41 @@ def test_a_full_disk_is_an_error(load, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write .*photos-8x8-.*npy: No space left"):
         load()
     assert [path.name for path in (tmp_path / "decoded").iterdir()] == [".lock"]
+
+
+def flip_pixel(made):
+    content = bytearray(made.read_bytes())
+    content[-5] ^= 16
+    made.write_bytes(content)
+
+
+def shift_bad(made):
+    """As if the first file were bad: labels would move by one."""
+    facts = json.loads(made.with_suffix(".json").read_text())
+    made.with_suffix(".json").write_text(json.dumps(facts | {"bad": {"0": "x"}}))
+
+
+def write_array(array):
+    return lambda made: np.save(made, array)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_pixel,
+        shift_bad,
+        write_array(np.zeros((12, 3, 8, 4), np.uint8)),
+        write_array(np.zeros((12, 3, 8, 8), np.int8)),
+        lambda made: made.write_bytes(made.read_bytes()[:-100]),
+        lambda made: made.write_bytes(b""),
+        lambda made: made.with_suffix(".json").write_text("[" * 10**5),
+        lambda made: made.with_suffix(".json").write_text('{"bad": {}, "transparent": 0}'),  # an older version's
+        lambda made: made.with_suffix(".json").unlink(),
+    ],
+)
+def test_a_corrupt_cache_is_made_again(made, load, damage):
+    before = made.read_bytes(), made.with_suffix(".json").read_text()
+    damage(made)
+    assert load().images[:, 0, 0, 0].tolist() == list(range(12))
+    assert (made.read_bytes(), made.with_suffix(".json").read_text()) == before
+    load(decode=pytest.fail)
