@@ -68,6 +68,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def run_command(args: list[str]) -> int | None:
+    for arg in args:
+        if arg.encode(errors="replace").decode() != arg:  # they are written to config.json and log.txt
+            raise UserError(f"{arg!r} is not UTF-8; rename the file or folder")
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0

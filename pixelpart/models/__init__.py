@@ -34,6 +34,8 @@ MODELS: dict[str, Callable[..., Classifier]] = {
     **TRANSFORMERS,
 }
 
+MOST_WEIGHTS = 10**9  # 4 GB; wrn-106-16 has 415 million
+
 USER_MODELS: set[str] = set()  # module:function names that the caller gave, so that this process may run them
 
 
@@ -84,6 +86,8 @@ def build(
     # no weights are drawn on the meta device, so the global generator is unchanged
     with torch.device("meta"):
         model = _builder(name, size)(num_classes, **({} if channels == 3 else {"channels": channels}))
+    if (weights := sum(weight.numel() for weight in model.parameters())) > MOST_WEIGHTS:
+        raise UserError(f"{name} would have {weights:,} weights; the limit is {MOST_WEIGHTS:,}")
     model.to_empty(device="cpu")
     model.set_scaling(mean or (0.0,) * channels, std or (1.0,) * channels)
     model.draw_weights(generator)

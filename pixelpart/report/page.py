@@ -29,6 +29,8 @@ def write_report(folders: Sequence[Path], out: Path, *, title: str = "") -> Path
     folders, out = [Path(folder) for folder in folders], Path(out)
     if out.is_dir():
         raise UserError(f"cannot write the report to {out}: it is a folder; give a file such as {out / 'report.html'}")
+    if out.exists() and not (out.is_file() and b"<!doctype html>" in out.read_bytes()[:4096].lower()):
+        raise UserError(f"cannot write the report to {out}: it exists and is not a page; give another file")
     template, own_title, content = _content(folders)
     content |= {
         "title": title or own_title,

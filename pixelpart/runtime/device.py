@@ -12,7 +12,10 @@ def choose_device(name: torch.device | str | None) -> torch.device:
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=torch.device(name)).device
+        place = torch.device(name)
+        if place.type == "meta":
+            raise RuntimeError
+        return torch.empty(0, device=place).device
     except (RuntimeError, AssertionError):
         choices = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise UserError(f"no device {str(name)!r} here; choose from {choices}") from None

@@ -74,8 +74,11 @@ def joined() -> Iterator[World]:
 
     A process group that the caller has initialised is used and left open.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1  # torchrun sets both
-    if size == 1:
+    rank, size = (_number(name) for name in ("RANK", "WORLD_SIZE"))
+    if (rank is None) != (size is None) and size != 1:
+        known, lacking = ("RANK", "WORLD_SIZE") if size is None else ("WORLD_SIZE", "RANK")
+        raise UserError(f"{known} is set, but {lacking} is not; torchrun sets both, for one process unset both")
+    if rank is None or size in (None, 1):
         yield World()
         return
     import gc
@@ -85,7 +88,18 @@ def joined() -> Iterator[World]:
     if dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size())
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if dist.is_nccl_available() and local_device() else "gloo")
+    assert size is not None
+    if rank >= size:
+        raise UserError(f"RANK is {rank}, but WORLD_SIZE is {size}: ranks are 0 to {size - 1}")
+    if not (address := os.environ.get("MASTER_ADDR")) or _number("MASTER_PORT") is None:
+        lacking = "MASTER_PORT" if address else "MASTER_ADDR"
+        raise UserError(f"WORLD_SIZE is {size}, but {lacking} is not set; torchrun sets it")
+    backend = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() and local_device() else "gloo"
+    try:
+        dist.init_process_group(backend)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConnectionError(f"cannot reach {size - 1} other processes at MASTER_ADDR {address}: {reason}") from None
     try:
         yield World(dist.get_rank(), size)
     finally:
@@ -133,5 +147,15 @@ def local_device() -> str | None:
     """The GPU with the local rank that torchrun gave to this process, if there is one."""
     import torch
 
-    number = os.environ.get("LOCAL_RANK")
-    return f"cuda:{number}" if number is not None and int(number) < torch.cuda.device_count() else None
+    number = _number("LOCAL_RANK")
+    return f"cuda:{number}" if number is not None and number < torch.cuda.device_count() else None
+
+
+def _number(variable: str) -> int | None:
+    """The value of an environment variable, None if it is not set; UserError unless it is a whole number."""
+    text = os.environ.get(variable)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or (variable == "WORLD_SIZE" and int(text) < 1):
+        raise UserError(f"the environment variable {variable} is {text!r}, not a number of processes; torchrun sets it")
+    return int(text)

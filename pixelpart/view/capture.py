@@ -4,7 +4,11 @@ A replay runs the same kernels on the same addresses: inputs are copied into buf
 by the next replay.
 """
 
+import os
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -63,4 +67,17 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     code, closure = function.__code__.replace(), function.__closure__
     own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     own.__kwdefaults__ = function.__kwdefaults__
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_private_cache()))
     return torch.compile(own, dynamic=False, fullgraph=True)
+
+
+@cache
+def _private_cache() -> Path:
+    """A folder of the user's own for compiled code, which is loaded from there: torch's default is in a shared /tmp."""
+    try:
+        folder = Path.home() / ".cache" / "pixelpart" / "compiled"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        return folder
+    except (OSError, RuntimeError):  # no home, or not writable: only for this process
+        return Path(tempfile.mkdtemp(prefix="pixelpart-"))

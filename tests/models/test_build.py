@@ -87,6 +87,7 @@ def test_normalisation_is_inside_the_model_and_not_in_the_state_dict():
         ("wrn-34-0", "unknown model 'wrn-34-0'"),
         ("wrn-34", "unknown model 'wrn-34'"),
         ("wrn-DEPTH-WIDTH", "such as wrn-34-10"),
+        ("wrn-10-9999", "wrn-10-9999 would have [0-9,]+ weights; the limit is 1,000,000,000"),
     ],
 )
 def test_an_unknown_name_is_an_error_with_the_choices(name, message):

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_strings_are_escaped(make_run, page, entry, metrics_row, explained):
     config = Config(recipe=evil, dataset=evil, model=evil, init_from=evil, mask={"source": evil}, epochs=3)
     run = make_run(
         "<b>&'x\"", config=config,
-        metrics=[metrics_row(1, measured_on=evil, phase=evil), metrics_row(2), metrics_row(3)],
+        metrics=[metrics_row(1, phase=evil), metrics_row(2), metrics_row(3)],
         entries=[entry(evil, 0.3, checkpoint=evil, weights=evil, dataset=evil, machine=evil, precision=evil)],
         explain=explained(classes=[evil, "b", "c"], checkpoint=evil, object={"n": 1, "object_area": 0.2}),
     )  # fmt: skip
@@ -170,3 +171,14 @@ def test_wrong_arguments_are_user_errors(make_run, tmp_path):
         with pytest.raises(UserError, match=message):
             write_report(folders, tmp_path / out)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_file_that_is_not_a_page_is_not_overwritten(make_run, tmp_path):
+    run, out = make_run(), tmp_path / "report.html"
+    write_report([run], out)
+    write_report([run], out)  # a page is
+    (run / "notes.txt").write_text("mine")
+    for path in (run / "notes.txt", run / "config.json", Path("/dev/null")):
+        with pytest.raises(UserError, match="it exists and is not a page"):
+            write_report([run], path)
+    assert (run / "notes.txt").read_text() == "mine"

@@ -13,7 +13,7 @@ def test_named_device_is_used_and_the_cpu_is_the_default_without_a_gpu(monkeypat
     assert choose_device(None) == torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["toaster", "", "cuda:99", "cpu:x"])
+@pytest.mark.parametrize("name", ["toaster", "", "cuda:99", "cpu:x", "meta"])
 def test_unknown_device_is_a_user_error_with_the_choices(name):
     with pytest.raises(UserError, match=f"no device '{name}' here; choose from cpu"):
         choose_device(name)

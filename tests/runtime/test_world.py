@@ -1,5 +1,6 @@
 """The slices of the processes, and how processes find each other."""
 
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pixelpart.errors import UserError
 from pixelpart.runtime.world import World, joined, local_device
 
 
@@ -19,18 +21,51 @@ def test_slices_cover_every_row_once_and_differ_by_at_most_one_row(n, size):
 
 
 def test_one_process_without_torchrun(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    for size in ("1", "4"):
-        monkeypatch.setenv("WORLD_SIZE", size)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for size in (None, "1"):
+        if size:
+            monkeypatch.setenv("WORLD_SIZE", size)
         with joined() as world:
             assert world == World(0, 1)
     flags = torch.tensor([True, False])
     assert world.any_of(flags) is flags
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ("RANK=0", "RANK is set, but WORLD_SIZE is not"),
+        ("WORLD_SIZE=2", "WORLD_SIZE is set, but RANK is not"),
+        ("RANK=a WORLD_SIZE=2", "variable RANK is 'a'"),
+        ("RANK=-1 WORLD_SIZE=2", "variable RANK is '-1'"),
+        ("RANK=0 WORLD_SIZE=0", "variable WORLD_SIZE is '0'"),
+        ("RANK=0 WORLD_SIZE=²", "variable WORLD_SIZE is '²'"),
+        ("RANK=2 WORLD_SIZE=2", "RANK is 2, but WORLD_SIZE is 2: ranks are 0 to 1"),
+        ("RANK=0 WORLD_SIZE=2", "WORLD_SIZE is 2, but MASTER_ADDR is not set"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost", "WORLD_SIZE is 2, but MASTER_PORT is not set"),
+        ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=x", "variable MASTER_PORT is 'x'"),
+    ],
+)
+def test_variables_of_torchrun_that_do_not_fit_are_named(monkeypatch, variables, message):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    with pytest.raises(UserError, match=re.escape(message)), joined():
+        pass
+
+
+def test_local_rank_that_is_not_a_number_is_named(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "q")
+    with pytest.raises(UserError, match="variable LOCAL_RANK is 'q'"):
+        local_device()
+
+
 PROGRAM = """
 import torch
 from pathlib import Path
+from pixelpart.errors import UserError
 from pixelpart.runtime.world import joined
 with joined() as world:
     flags = torch.tensor([world.rank == 0, world.rank == 1, False])
