@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import re
-import tomllib
+import reprlib
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from pixelpart.errors import UserError
+from pixelpart.files import parse_json, parse_toml
 
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
@@ -226,7 +227,7 @@ class ObjectiveConfig(Section):
 class OptimConfig(Section):
     name: str = "sgd"
     """sgd or adamw"""
-    lr: float = Field(0.01, gt=0)
+    lr: float = Field(0.01, gt=0, le=1e38)
     """peak learning rate"""
     momentum: float = Field(0.9, ge=0, lt=1)
     """momentum of SGD, or beta1 of AdamW"""
@@ -284,7 +285,7 @@ class Config(Section):
     """resnet18, preactresnet18, wrn-DEPTH-WIDTH, tiny-cnn, vit-tiny, vit-small, deit-small or module:function"""
     normalize: bool = False
     """normalise pixels by the data set's mean and standard deviation inside the model"""
-    epochs: int = Field(80, ge=1)
+    epochs: int = Field(80, ge=1, le=10**6)
     """epochs, including burn-in"""
     batch_size: int = Field(128, ge=1)
     """images per step, over all processes"""
@@ -399,7 +400,7 @@ def read_config(path: Path) -> Config:
     """The config in a .toml or .json file; mistakes are UserErrors that name the field."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        values = parse_toml(text) if path.suffix == ".toml" else parse_json(text)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"cannot read config {path}: {error}") from None
     return config_from(values, source=str(path))
@@ -436,9 +437,19 @@ def validation_message(error: ValidationError) -> str:
         if item["type"] == "extra_forbidden":
             message = "no such field"
         elif item["type"] != "value_error":
-            message = f"{message}, not {item['input']!r}"
+            message = f"{message}, not {_shown(item['input'])}"
         lines.append(f"{field}: {message}" if field else message)
     return "; ".join(lines)
+
+
+def _shown(value: Any) -> str:
+    """The value in a few words: one from a file may be long or deeply nested."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 100
+    try:
+        return short.repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a huge number"
 
 
 def flag_of(field: str) -> str:

@@ -1,18 +1,21 @@
-"""Atomic writes and locks between processes. No torch in here."""
+"""Atomic writes, JSON and TOML from outside, and locks between processes. No torch in here."""
 
 import errno
 import fcntl
 import functools
+import json
 import math
 import os
 import socket
 import sys
 import tempfile
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
@@ -45,6 +48,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def parse_json(text: str) -> Any:
+    """The content of a JSON text; ValueError for anything else."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The content of a TOML text; ValueError for anything else."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 # -- locks

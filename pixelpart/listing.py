@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import re
@@ -16,13 +15,13 @@ from typing import Any
 from pixelpart.config import DEFAULT_EPS, Config, config_from
 from pixelpart.errors import UserError, similar_path
 from pixelpart.evaluation.entries import Entry, read_entries
-from pixelpart.files import lock_holder
+from pixelpart.files import lock_holder, parse_json
 from pixelpart.runs import RunFolder
 
 # What a run folder consists of. Files of these folders count if they have one of the suffixes.
 FILES = (
     "metrics.jsonl", "log.txt", "eval.json", "check.json", "corruptions.json", "explain.json", "explain.safetensors",
-    "explain.png", "done.json", "config.json", ".lock.soft", ".lock",
+    "explain.png", "done.json", "clock.json", "metrics.jsonl.corrupt", "config.json", ".lock.soft", ".lock",
 )  # fmt: skip
 FOLDERS = {
     "checkpoints": (".safetensors", ".partial"),
@@ -127,7 +126,7 @@ def _number_aware(text: str) -> list[str | int]:
 def _read_config(folder: Path) -> dict[str, Any] | None:
     """config.json, or None if it is not that of a run; many programs have a file of this name."""
     with contextlib.suppress(OSError, ValueError):
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         if isinstance(values, dict) and values.keys() >= {"schema_version", "recipe"}:
             return values
     return None
@@ -145,7 +144,8 @@ def read_run(folder: Path) -> ListedRun:
         entries = read_entries(folder)
     except UserError as error:
         problem = str(error)
-    rows = RunFolder(folder).read_metrics()
+    rows = RunFolder(folder).read_metrics(problems := list[str]())
+    problem = problem or "; ".join(problems)
     epoch = rows[-1]["epoch"] if rows else 0
     natural, robust = _results(config, entries)
     if rows:

@@ -6,6 +6,7 @@ torch is imported only by what reads or writes tensors, so that importing this m
 import contextlib
 import hashlib
 import json
+import math
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pixelpart.config import Config, config_from, differing_fields, is_user_code, read_config
 from pixelpart.errors import UserError
-from pixelpart.files import atomic_write, exclusive_lock
+from pixelpart.files import atomic_write, exclusive_lock, parse_json
+from pixelpart.records import CheckpointFacts, read_record, read_row, write_row
 from pixelpart.runtime.notebook import html_table
 
 if TYPE_CHECKING:
@@ -48,11 +50,11 @@ def load_checkpoint(path: Path) -> "tuple[dict[str, Tensor], Facts]":
     """Tensors and facts of a checkpoint; UserError if the file is missing, truncated, corrupt or of another kind."""
     from safetensors.torch import load_file
 
+    facts = _read_metadata(path)
     with _readable(path):
         tensors = load_file(path)
-    facts = _read_metadata(path)
-    checksum = facts.pop("sum", None)  # older files have none
-    if checksum not in (None, _checksum(tensors, facts)):
+        matches = facts.pop("sum") == _checksum(tensors, facts)
+    if not matches:
         raise UserError(f"{path}: checksum mismatch: the file is corrupt")
     return tensors, facts
 
@@ -66,7 +68,7 @@ def _read_metadata(path: Path) -> Facts:
     from safetensors import safe_open
 
     with _readable(path), safe_open(path, "pt") as file:
-        return dict(json.loads((file.metadata() or {})["pixelpart"]))
+        return read_record(CheckpointFacts, (file.metadata() or {})["pixelpart"])
 
 
 @contextlib.contextmanager
@@ -78,7 +80,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {path}") from None
-    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError, RuntimeError) as error:
         raise UserError(f"{path} is truncated or not a pixelpart checkpoint ({error})") from None
 
 
@@ -93,11 +95,13 @@ def _checksum(tensors: "Mapping[str, Tensor]", facts: Facts) -> str:
 
 
 def fill(state: "Mapping[str, Tensor]", tensors: "Mapping[str, Tensor]", *, source: Path) -> None:
-    """Copies a checkpoint's tensors into the tensors of `state`, in place; UserError if names or shapes differ."""
+    """Copies a checkpoint's tensors into those of `state`, in place; UserError if names, shapes or dtypes differ."""
     import torch
 
     misfits = sorted(state.keys() ^ tensors.keys()) or [
-        name for name in state if state[name].shape != tensors[name].shape
+        name
+        for name, tensor in state.items()
+        if (tensor.shape, tensor.dtype) != (tensors[name].shape, tensors[name].dtype)
     ]
     if misfits:
         raise UserError(
@@ -118,6 +122,7 @@ class RunFolder:
         self.path = Path(path)
         self.config_file = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.clock_file = self.path / "clock.json"
         self.log_file = self.path / "log.txt"
 
     def checkpoint(self, name: str) -> Path:
@@ -151,7 +156,7 @@ class RunFolder:
 
     def _command_that_goes_on(self, theirs: Config, config: Config) -> str:
         """The command for more epochs of a finished run; empty if this config asks for something else."""
-        rows, more = self.read_metrics(), theirs.model_copy(update={"epochs": config.epochs})
+        rows, more = self.read_metrics([]), theirs.model_copy(update={"epochs": config.epochs})
         if config != more or config.epochs < theirs.epochs or not rows or rows[-1]["epoch"] < theirs.epochs:
             return ""
         code = {"--model": config.model, "--data": config.dataset}
@@ -189,22 +194,70 @@ class RunFolder:
                 if new and {file.name for file in self.path.iterdir()} <= LOCKS:
                     shutil.rmtree(self.path)
 
-    def read_metrics(self) -> list[MetricsRow]:
-        """The rows of metrics.jsonl; lines that are not rows, such as a truncated last one, are left out."""
-        rows = []
-        if self.metrics_file.exists():
-            for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(json.JSONDecodeError):
-                    row = json.loads(line)
-                    if isinstance(row, dict) and isinstance(row.get("epoch"), int):
-                        rows.append(row)
+    def read_metrics(self, problems: list[str] | None = None) -> list[MetricsRow]:
+        """The rows of metrics.jsonl: one for each epoch, from 1 or from the fork on.
+
+        Corrupt lines and missing epochs are a UserError, unless `problems` is given: they are then described there, and
+        the other rows are returned.
+        """
+        rows, found = list[MetricsRow](), list[str]()
+        text = self.metrics_file.read_text(encoding="utf-8", errors="replace") if self.metrics_file.exists() else ""
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                row = read_row(line)
+                if rows and row["epoch"] <= rows[-1]["epoch"]:
+                    raise ValueError(f"epoch {row['epoch']} after epoch {rows[-1]['epoch']}")
+                rows.append(row)
+            except ValueError as error:
+                found.append(f"line {number} is corrupt ({error})")
+        epochs = {row["epoch"] for row in rows}
+        first = 1 if not epochs or 1 in epochs else self._first_epoch()
+        if missing := sorted(set(range(first, max(epochs, default=0) + 1)) - epochs):
+            found.append(f"epochs without a row: {', '.join(map(str, missing[:10]))}{', ...' * (len(missing) > 10)}")
+        found += ["rows from before the fork"] * any(epoch < first for epoch in epochs)
+        if found and problems is None:
+            raise UserError(f"{self.metrics_file}: {'; '.join(found[:3])}; restore the file or train the run again")
+        if problems is not None:
+            problems += [f"{self.metrics_file.name}: {problem}" for problem in found]
         return rows
 
+    def _first_epoch(self) -> int:
+        """The epoch after the fork; 1 if the run is not a fork."""
+        epoch = self.read_config().init_from.rpartition("@")[2] if self.config_file.exists() else ""
+        return int(epoch) + 1 if epoch.isdecimal() else 1
+
+    def rewind_metrics(self, epoch: int) -> tuple[list[MetricsRow], list[str]]:
+        """Removes the rows after this epoch; returns the others, and what is wrong with the file.
+
+        A file with corrupt lines is kept as metrics.jsonl.corrupt.
+        """
+        problems: list[str] = []
+        rows = self.read_metrics(problems)
+        if any("corrupt" in problem for problem in problems):
+            shutil.copyfile(self.metrics_file, f"{self.metrics_file}.corrupt")
+            problems.append(f"it is kept as {self.metrics_file.name}.corrupt")
+        kept = [row for row in rows if row["epoch"] <= epoch]
+        if self.metrics_file.exists():
+            self.write_metrics(kept)
+        return kept, problems
+
     def write_metrics(self, rows: list[MetricsRow]) -> None:
-        atomic_write(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        atomic_write(self.metrics_file, "".join(map(write_row, rows)))
+
+    def read_clock(self, step: int) -> float | None:
+        """The seconds of an epoch until the checkpoint at this step; None if they are not known."""
+        try:
+            seconds = parse_json(self.clock_file.read_text(encoding="utf-8"))[str(step)]
+            return seconds if isinstance(seconds, float) and 0 <= seconds < math.inf else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write_clock(self, seconds: Mapping[int, float]) -> None:
+        """Keeps the seconds of an epoch until some steps; not in the checkpoint, whose bytes depend on no clock."""
+        atomic_write(self.clock_file, json.dumps(seconds))
 
     def log(self, line: str) -> None:
-        with open(self.log_file, "a", encoding="utf-8") as file:
+        with open(self.log_file, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(line.rstrip("\n") + "\n")
 
 
@@ -286,10 +339,7 @@ def load_model(path: Path, config: Config) -> "tuple[Classifier, Facts]":
 
 def config_of(path: Path) -> Config:
     """The config stored in a checkpoint, with which the file can be used outside its run folder."""
-    facts = read_facts(path)
-    if not facts.keys() >= {"config", "settings"}:
-        raise UserError(f"{path} does not contain the config of its run; give the run folder instead")
-    return config_from(facts["settings"], source=str(path))
+    return config_from(read_facts(path)["settings"], source=str(path))
 
 
 def build_model(config: Config) -> "Classifier":

@@ -268,13 +268,27 @@ def test_all_mistakes_are_named_at_once():
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.toml", b"eps = "), ("a.json", b"{"), ("a.toml", b"\xff\xfe"), ("a.json", b"")],
-    ids=["toml", "json", "bytes", "empty"],
+    [
+        ("a.toml", b"eps = "),
+        ("a.json", b"{"),
+        ("a.toml", b"\xff\xfe"),
+        ("a.json", b""),
+        ("a.json", b"[" * 10**5),
+        ("a.toml", b"a = " + b"[" * 10**5),
+    ],
+    ids=["toml", "json", "bytes", "empty", "deep json", "deep toml"],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=rf"cannot read config .*{name}"):
         read_config(tmp_path / name)
+
+
+def test_the_message_about_a_nested_or_huge_value_is_short(tmp_path):
+    (tmp_path / "a.toml").write_text(f"seed.{'.'.join('a' * 3000)} = 1\nepochs = 0x{'f' * 9000}\n")
+    with pytest.raises(UserError, match=r"a\.toml: seed: .*; epochs: ") as caught:
+        read_config(tmp_path / "a.toml")
+    assert len(str(caught.value)) < 600
 
 
 def test_eps_low_may_be_above_eps():

@@ -13,7 +13,9 @@ BASE = [
     "kernels", "view",
 ]  # fmt: skip
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
-LATER = ["runs", "evaluation", "listing", "engine", "sweeps", "experiments", "bench", "report", "cli", "__main__"]
+LATER = [
+    "records", "runs", "evaluation", "listing", "engine", "sweeps", "experiments", "bench", "report", "cli", "__main__",
+]  # fmt: skip
 
 
 def allowed(place: str) -> set[str]:

@@ -53,14 +53,14 @@ class RunCheckpoints:
             tensors, facts = load_checkpoint(path)
             at = Position(**facts["position"])
             _require_same(images, at, path)
+            if at.step > steps * self.config.epochs or at.epoch != at.step // steps:
+                raise UserError(f"{path}: step {at.step} in epoch {at.epoch + 1} does not fit {steps} steps an epoch")
             fill(self.tensors(), tensors, source=path)
             if facts["config"] != self.config.hash():
                 raise UserError(f"{path} belongs to another config ({facts['config']}, not {self.config.hash()})")
         elif self.config.init_from:
             at = self._fork(steps, images)
         at.images = images
-        if self.writes and self.folder.metrics_file.exists():
-            self.folder.write_metrics([row for row in self.folder.read_metrics() if row["epoch"] <= at.epoch])
         return at
 
     def save(self, at: Position) -> None:
@@ -105,9 +105,10 @@ class RunCheckpoints:
         path, epoch = find_parent(self.config)
         tensors, facts = load_checkpoint(path)
         _require_same(images, Position(**facts["position"]), path)
+        if facts["position"]["step"] != epoch * steps:
+            raise UserError(f"{path} is at step {facts['position']['step']}, not at the end of epoch {epoch}")
         tensors.pop("maps", None)  # computed anew
         fill(self.state.tensors(), tensors, source=path)
-        assert facts["position"]["step"] == epoch * steps
         return Position(step=epoch * steps, epoch=epoch, forked_here=True)
 
     def _require_finite(self, at: Position) -> None:

@@ -22,7 +22,7 @@ from pixelpart.engine.step import step_batch, train_step
 from pixelpart.engine.stored_maps import empty_maps, renew_maps
 from pixelpart.engine.views import trains_on_one_image
 from pixelpart.errors import Diverged, UserError
-from pixelpart.runs import Run, RunFolder
+from pixelpart.runs import MetricsRow, Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
 from pixelpart.runtime.progress import LiveTable, Progress, Screen
@@ -112,6 +112,8 @@ class Trainer:
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
         self.table = LiveTable(metrics.EPOCH_COLUMNS)
+        self.rows: list[MetricsRow] = []  # of metrics.jsonl
+        self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
         self.collapsed_to: int | None = None  # the only class that the model predicts
 
     def use_fast_path(self) -> None:
@@ -130,6 +132,9 @@ class Trainer:
         self.position = self.checkpoints.resume(steps, len(self.loader))
         if self.world.leads:
             self.folder.write_config(self.config)
+            self.rows, problems = self.folder.rewind_metrics(self.position.epoch)
+            for problem in problems:
+                self.say(problem)
         else:
             self.state.tally.sums.zero_()  # the checkpoint holds the sums of all processes
         if self.position.step >= steps * end:
@@ -139,7 +144,7 @@ class Trainer:
         self.announce()
         arithmetic = fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        self.table.rows = [metrics.row_cells(row, epochs) for row in self.folder.read_metrics()]
+        self.table.rows = [metrics.row_cells(row, epochs) for row in self.rows]
         try:
             with arithmetic, generators, stop_requests() as stop, self.screen.bars(table=self.table) as progress:
                 self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
@@ -159,9 +164,14 @@ class Trainer:
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
-        self.epoch_began, self.epoch_images = time.monotonic(), 0
+        self.epoch_began, self.epoch_images, self.seconds_before = time.monotonic(), 0, 0.0
         self.so_far = {"epoch": epoch + 1, "phase": self.plan.phase(epoch).name}
-        if self.position.step % self.loader.steps == 0:
+        if self.position.step % self.loader.steps:
+            if (seconds := self.folder.read_clock(self.position.step)) is None:
+                self.say(f"resumed: seconds of epoch {epoch + 1} do not include the steps before")
+            self.seconds_before = seconds or 0.0
+            self.clock = {self.position.step: self.seconds_before}
+        else:
             self.state.tally.sums.zero_()
             if self.maps is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
                 assert self.plan.main.mask is not None
@@ -202,10 +212,11 @@ class Trainer:
         images, objects = self.probe_sets["train"], None if self.objects is None else self.objects.probe
         phase = self.plan.phase(epoch)
         row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, images, objects=objects)
-        row["seconds"] = time.monotonic() - self.epoch_began
+        row["seconds"] = self.seconds_before + time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:
-            self.folder.write_metrics([*self.folder.read_metrics(), row])
+            self.rows.append(row)
+            self.folder.write_metrics(self.rows)
         self.table.rows.append(metrics.row_cells(row, self.config.epochs))
         self.table.current = ()
         self.say(metrics.summary_line(row, self.config.epochs), in_table=True)
@@ -221,6 +232,10 @@ class Trainer:
         stop, due = wishes if self.world.size == 1 else self.world.any_of(torch.tensor(wishes)).tolist()
         if stop or due or always:
             self.state.tally.gather(self.world)
+            if self.world.leads:  # before the checkpoint: a kill in between leaves the seconds of the one before
+                seconds = self.seconds_before + time.monotonic() - self.epoch_began
+                self.clock = dict([*self.clock.items(), (self.position.step, seconds)][-2:])
+                self.folder.write_clock(self.clock)
             self.checkpoints.save(self.position)
             self.saved_at = time.monotonic()
         if stop and may_stop:

@@ -1,6 +1,5 @@
 """What the page shows of one run folder; what is missing or cannot be read becomes a note on the page."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pixelpart.config import Config, validation_message
 from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
+from pixelpart.files import parse_json
 from pixelpart.runs import MetricsRow, Run
 
 
@@ -86,7 +86,10 @@ class ReportedRun:
 
     @cached_property
     def metrics(self) -> list[MetricsRow]:
-        return self.run.metrics
+        problems: list[str] = []
+        rows = self.run.folder.read_metrics(problems)
+        self.notes += [f"{problem}; curves and times are without it" for problem in problems]
+        return rows
 
     @cached_property
     def epochs_done(self) -> int:
@@ -114,7 +117,7 @@ class ReportedRun:
     def read_record(self, name: str, schema: int, kind: type[R]) -> R | None:
         """The content of a JSON file, or None if it is missing or unusable."""
         try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+            content = parse_json((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

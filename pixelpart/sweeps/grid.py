@@ -1,7 +1,6 @@
 """A sweep as a TOML file: a base recipe, fixed fields, and fields that vary, in every combination or zipped."""
 
 import itertools
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from pixelpart.config import DEFAULT_ATTACKS, Config, Section, flat, read_config, validation_message, with_fields
 from pixelpart.errors import UserError, choose, unknown
+from pixelpart.files import parse_toml
 from pixelpart.recipes import RECIPES
 from pixelpart.sweeps.work import Job
 
@@ -41,7 +41,7 @@ class Grid:
 def read_grid(path: Path) -> Grid:
     """The jobs of a grid file; every mistake is a UserError of one line."""
     try:
-        file = GridFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        file = GridFile.model_validate(parse_toml(path.read_text(encoding="utf-8")))
         return Grid(_jobs(file), file.threads, file.slurm)
     except ValidationError as error:
         raise UserError(f"{path}: {validation_message(error)}") from None
@@ -102,7 +102,7 @@ def _by_name(values: Values, part: str, prefix: str = "") -> Values:
     found: Values = {}
     for key, value in values.items():
         name = prefix + ("dataset" if key == "data" else key.replace("-", "_"))
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not prefix:
             found |= _by_name(value, part, f"{name}.")
         elif name not in known:
             raise unknown(f"field in [{part}]", name, known)

@@ -149,7 +149,7 @@ def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:
 
 
 def _epochs(folder: RunFolder) -> int:
-    rows = folder.read_metrics()
+    rows = folder.read_metrics([])  # corrupt lines are reported where figures are made of them
     return rows[-1]["epoch"] if rows else 0
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,9 @@ def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:
 def results(job: Job, folder: Path | None) -> Row:
     """epochs, seconds, and for each attack its accuracy with the ends of its interval."""
     found: Row = {}
-    metrics = RunFolder(folder).read_metrics() if folder else []
-    seconds = sum(row["seconds"] for row in metrics)
+    problems: list[str] = []
+    metrics = RunFolder(folder).read_metrics(problems) if folder else []
+    seconds = math.nan if problems else sum(row["seconds"] for row in metrics)
     for attack in job.attacks:
         entry = find_entry(job, attack, folder) or {}
         low, high = entry.get("interval", (None, None))

@@ -15,7 +15,7 @@ from typing import Any
 
 from pixelpart.config import DEFAULT_STEP_SIZE, Config
 from pixelpart.errors import Diverged, UserError
-from pixelpart.files import atomic_write, exclusive_lock
+from pixelpart.files import atomic_write, exclusive_lock, parse_json
 from pixelpart.runs import Run, RunFolder, read_facts
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity
@@ -59,7 +59,12 @@ class JobFiles:
         return job.request in self.read_done()
 
     def read_done(self) -> list[dict[str, Any]]:
-        return json.loads(self.done.read_text(encoding="utf-8")) if self.done.exists() else []
+        """The requests that are done; those of a file that cannot be read are done again."""
+        try:
+            found = parse_json(self.done.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return []
+        return found if isinstance(found, list) else []
 
     def add_done(self, job: Job) -> None:
         atomic_write(self.done, json.dumps([*self.read_done(), job.request], indent=2) + "\n")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from command_line import mistake, run_python
+from metrics_rows import metrics_row
 from pixelpart import listing
 from pixelpart.cli import runs as command
 from pixelpart.cli.main import main
@@ -30,8 +31,7 @@ def make(path, *, right=None, epoch=4, **changes):
     config = {"recipe": "shapes-part", "epochs": 4, "seed": 7}
     results = {} if right is None else {"natural": np.arange(100) < 80, "pgd20": np.arange(100) < right}
     write_run(Path(path), results, config=config, **changes)
-    row = {"epoch": epoch, "natural": 0.755, "pgd": 0.25, "measured_on": "held-out"}
-    RunFolder(path).write_metrics([row])
+    RunFolder(path).write_metrics([metrics_row(e, natural=0.755, pgd=0.25) for e in range(1, epoch + 1)])
     return Path(path)
 
 

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 
 from pixelpart import models
 from pixelpart.engine.train import train
+from pixelpart.errors import UserError
 from pixelpart.models.tiny import TinyCNN
-from pixelpart.runs import Run, RunFolder, load_checkpoint
-from stopping import files_of, rows_without_clock, whole_and_parts
+from pixelpart.runs import Run, RunFolder, load_checkpoint, save_checkpoint
+from stopping import files_of, rows_without_clock, stop_after, whole_and_parts
 
 STORED = {"mask": {"rule": "mean", "every": 1}}
 ALL = {"augment": "idbh", "objective": {"smoothing": 0.1}, "optim": {"schedule": "cosine", "warmup": 0.2}} | STORED
@@ -105,3 +106,37 @@ def test_a_run_killed_at_random_moments_resumes_to_the_same_bytes(small, quiet, 
     assert killed
     assert files_of(Run(folder)) == files_of(whole)
     assert rows_without_clock(Run(folder)) == rows_without_clock(whole)
+
+
+def test_seconds_of_a_resumed_epoch_count_all_of_it(small, quiet, tmp_path, monkeypatch):
+    stop_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        train(small("at", epochs=1), tmp_path / "run", screen=quiet)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.read_clock(1) is None
+    assert 0 < folder.read_clock(2) < 1000
+    folder.write_clock({1: 5.0, 2: 1000.0})
+    (row,) = train(small("at", epochs=1), tmp_path / "run", screen=quiet).metrics
+    assert 1000 < row["seconds"] < 2000
+
+
+def test_corrupt_metrics_are_kept_aside_and_training_goes_on(small, quiet, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    train(small("at", epochs=3), folder.path, screen=quiet, stop_after=2)
+    corrupt = folder.metrics_file.read_text().replace('"epoch": 1', '"epoch": 7')
+    folder.metrics_file.write_text(corrupt)
+    train(small("at", epochs=3), folder.path, screen=quiet)
+    assert [row["epoch"] for row in folder.read_metrics([])] == [2, 3]
+    assert (folder.path / "metrics.jsonl.corrupt").read_text() == corrupt
+    assert "metrics.jsonl: line 1 is corrupt (checksum mismatch)" in folder.log_file.read_text()
+    with pytest.raises(UserError, match="epochs without a row: 1"):
+        folder.read_metrics()
+
+
+def test_a_position_that_does_not_fit_the_run_is_refused(small, quiet, tmp_path):
+    run = train(small("at", epochs=1), tmp_path / "run", screen=quiet)
+    path = run.folder.checkpoint("last")
+    tensors, facts = load_checkpoint(path)
+    save_checkpoint(path, tensors, facts | {"position": facts["position"] | {"step": 10**9}})
+    with pytest.raises(UserError, match="step 1000000000 in epoch 2 does not fit"):
+        train(small("at", epochs=1), tmp_path / "run", screen=quiet)

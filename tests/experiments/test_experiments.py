@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import few
+from metrics_rows import metrics_row
 from pixelpart import data, experiments, recipes
 from pixelpart.cli.main import main
 from pixelpart.config import Config
@@ -152,10 +153,10 @@ def test_epochs_of_a_fork_start_with_those_of_its_parent(tmp_path):
     for name, epochs in {"at": (1, 2, 3, 4), "part": (3, 4)}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(configs[name].to_json())
-        rows = [json.dumps({"epoch": epoch, "run": name}) for epoch in epochs]
+        rows = [json.dumps(metrics_row(epoch, seconds=float(len(name)))) for epoch in epochs]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(rows))
-    assert [(row["epoch"], row["run"]) for row in all_epochs(tmp_path / "part")] == [
-        (1, "at"), (2, "at"), (3, "part"), (4, "part"),
+    assert [(row["epoch"], row["seconds"]) for row in all_epochs(tmp_path / "part")] == [
+        (1, 2), (2, 2), (3, 4), (4, 4),
     ]  # fmt: skip
 
 

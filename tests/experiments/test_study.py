@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from metrics_rows import metrics_row
 from pixelpart.cli.main import main
 from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import wilson
@@ -26,8 +27,8 @@ def add_run(root, label, seed, shift=0):
     folder = root / f"{label.replace('|', '-')} {seed}"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config.to_json())
-    row = {"epoch": config.epochs, "budget_mean": config.eps, "seconds": 1.0}
-    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    rows = (metrics_row(epoch, budget_mean=config.eps, seconds=1.0) for epoch in range(1, config.epochs + 1))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for attack, correct in (("natural", NATURAL[label]), ("apgd", ROBUST[label] + shift)):
         spec, flags = parse_attack(attack), np.arange(N) < correct
         key = hashlib.sha256(f"{folder} {attack}".encode()).hexdigest()[:32]

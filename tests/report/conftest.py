@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import metrics_rows
 from pixelpart import recipes
 from pixelpart.config import parse_fraction
 from pixelpart.evaluation.statistics import wilson
@@ -27,14 +28,6 @@ def _entry(attack="pgd20", accuracy=0.43, **changes):
         "eps": 8 / 255, "settings": {}, "seed": 0, "precision": "fp32", "seconds": 1.25, "machine": "two cores",
         "flags": "eval/ab.npy", "key": "ab",
     } | steps | changes  # fmt: skip
-
-
-def _metrics_row(epoch, **changes):
-    return {
-        "epoch": epoch, "loss": 2 / epoch, "lr": 0.1, "natural": 0.5, "pgd": 0.3, "robust_ce": 1.5,
-        "train_natural": 0.6, "train_pgd": 0.35, "measured_on": "held-out", "seconds": 2.0, "images_per_second": 900.0,
-        "budget_mean": 7.5 / 255, "high_fraction": 0.4, "dead_cams": 0, "damage": 0.2, "phase": "plain",
-    } | changes  # fmt: skip
 
 
 def _explained(n=2, **changes):
@@ -76,7 +69,7 @@ def entry():
 @pytest.fixture
 def metrics_row():
     """Makes a line of metrics.jsonl."""
-    return _metrics_row
+    return metrics_rows.metrics_row
 
 
 @pytest.fixture
@@ -115,7 +108,11 @@ def make_run(tmp_path):
         config = config or recipes.RECIPES["shapes-part"](epochs=3, burn_in={"epochs": 1})
         (folder / "config.json").write_text(config.to_json())
         if metrics == "usual":
-            metrics = [_metrics_row(1, phase="burn-in"), _metrics_row(2, phase="mask"), _metrics_row(3, phase="mask")]
+            metrics = [
+                metrics_rows.metrics_row(1, phase="burn-in"),
+                metrics_rows.metrics_row(2, phase="mask"),
+                metrics_rows.metrics_row(3, phase="mask"),
+            ]
         if metrics is not None:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
         if entries is not None:

@@ -33,11 +33,12 @@ def test_last_values_are_those_of_the_last_epoch(make_run, metrics_row):
     assert panels["Mean budget, in 1/255"].alt == "Mean budget, in 1/255 over epochs; last values: a 7.25"
 
 
-def test_missing_and_non_finite_values_are_left_out(make_run, metrics_row):
-    rows = [metrics_row(1, loss=float("nan"), damage=None), metrics_row(2, loss=float("inf"), damage=None)]
-    panels = draw(make_run("a", metrics=[*rows, metrics_row(3, damage=None)]))
+def test_corrupt_rows_and_non_finite_values_are_left_out(make_run, metrics_row):
+    rows = [metrics_row(epoch, damage=float("nan")) for epoch in (1, 2, 3)]
+    panels = draw(make_run("a", metrics=[*rows, metrics_row(4, natural=9.07, damage=0.5)]))
     assert "Damage" not in panels
     assert panels["Training loss"].last == [(0, "a", "0.667")]
+    assert panels["Natural accuracy, %"].last == [(0, "a", "50.0 %")]
     assert draw(make_run("b", metrics=None)) == {}
 
 

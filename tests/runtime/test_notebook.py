@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 import pixelpart as pp
+from metrics_rows import metrics_row
 from pixelpart.config import Config
 from pixelpart.evaluation.result import Outcome, Result
 from pixelpart.runs import RunFolder
@@ -33,8 +34,7 @@ class Cells(HTMLParser):
 def test_run_shows_its_config_and_last_epoch(tmp_path):
     folder = RunFolder(tmp_path / "<b>a&b")
     folder.write_config(Config(recipe="shapes-part", model="tiny-cnn", seed=3, epochs=7))
-    row = {"epoch": 2, "natural": 0.8125, "pgd": 0.25, "measured_on": "held-out"}
-    folder.write_metrics([row | {"epoch": 1, "natural": 0.5}, row])
+    folder.write_metrics([metrics_row(1), metrics_row(2, natural=0.8125, pgd=0.25)])
     run = pp.Run(folder.path)
     found = Cells(run._repr_html_())
     assert dict(found.rows) == {

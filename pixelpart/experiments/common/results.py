@@ -1,6 +1,5 @@
 """The results of an experiment's runs, read from their folders: accuracies per arm, intervals, the paper's numbers."""
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation.statistics import difference, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.experiments.common.paper import Number, Numbers
+from pixelpart.files import parse_json
 from pixelpart.runs import MetricsRow, RunFolder
 from pixelpart.sweeps.identity import parent_of
 from pixelpart.sweeps.table import find_entry
@@ -168,7 +168,7 @@ def shown_name(column: str) -> str:
 def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     """What a run's folder has of these columns: attacks, corruptions (fog-3), numbers of measures."""
     values, intervals, flags = dict[str, float](), dict[str, tuple[float, float]](), {}
-    measures = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("measures/*.json"))}
+    measures = {path.stem: _measured(path) for path in sorted(folder.glob("measures/*.json"))}
     numbers, ends = ({k: v for one in measures.values() for k, v in one.get(key, {}).items()} for key in MEASURED)
     corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
     n = 0
@@ -189,6 +189,13 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     budget = 255 * fmean(budgets) if budgets else None
     seconds = sum(row["seconds"] for row in rows)
     return RunResult(job.config.seed, folder, values, intervals, flags, measures, budget, seconds, n)
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    try:
+        return dict(parse_json(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}; delete it to measure again") from None
 
 
 def all_epochs(folder: Path) -> list[MetricsRow]:

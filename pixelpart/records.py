@@ -1,0 +1,96 @@
+"""What the files of a run may hold: a row of metrics.jsonl and the facts of a checkpoint, validated when they are read.
+
+No torch is imported here.
+"""
+
+import json
+import zlib
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pixelpart.config import validation_message
+from pixelpart.files import parse_json
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[Finite, Field(ge=0)]
+Share = Annotated[Finite, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=2**48)]
+Epoch = Annotated[int, Field(ge=0, le=10**6)]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class MetricsRecord(Record):
+    """One line of metrics.jsonl."""
+
+    epoch: Annotated[Epoch, Field(ge=1)]
+    phase: Literal["burn-in", "mask", "plain"]
+    loss: Finite
+    lr: NotNegative
+    natural: Share
+    pgd: Share
+    robust_ce: float  # may be infinite or NaN, as damage
+    measured_on: Literal["held-out", "test"]
+    train_natural: Share
+    train_pgd: Share
+    budget_mean: Share
+    high_fraction: Share
+    dead_cams: Count
+    damage: float
+    seconds: NotNegative
+    images_per_second: NotNegative
+    sum: str = ""  # checksum of the other fields; rows of older versions have none
+
+
+class PositionRecord(Record):
+    """How far a run had come, in a checkpoint."""
+
+    step: Count
+    epoch: Epoch
+    best_robust_ce: float | None = None
+    best_epoch: Epoch | None = None
+    forked_here: bool = False
+    images: Count = 0  # 0 in old checkpoints
+
+
+class CheckpointFacts(Record):
+    """What a checkpoint says of itself."""
+
+    config: str
+    model: str
+    settings: dict[str, Any]  # validated by `config_of`
+    position: PositionRecord
+    epoch: Epoch
+    sum: str  # checksum of tensors and facts
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read_record(kind: type[R], text: str) -> dict[str, Any]:
+    """The JSON object in the text; ValueError, in one line, if it is not a record of this kind."""
+    values = parse_json(text)
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(validation_message(error)) from None
+    return values
+
+
+def write_row(row: dict[str, Any]) -> str:
+    return json.dumps(row | {"sum": _row_checksum(row)}) + "\n"
+
+
+def read_row(line: str) -> dict[str, Any]:
+    """The row that `write_row` wrote; ValueError if the line is corrupt."""
+    row = read_record(MetricsRecord, line)
+    if row.pop("sum", None) not in (None, _row_checksum(row)):
+        raise ValueError("checksum mismatch")
+    return row
+
+
+def _row_checksum(row: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps({name: row[name] for name in row if name != 'sum'}).encode()):08x}"
