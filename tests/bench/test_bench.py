@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from checkpoints import facts_of
 from pixelpart import models, recipes
 from pixelpart.attacks import VERSIONS
 from pixelpart.attacks.apgd import apgd_search
@@ -92,7 +93,7 @@ def test_autoattack_is_compared_with_its_authors_code(capsys, tmp_path, monkeypa
     config = recipes.shapes("at", epochs=1, ema=0.0)
     state = {f"model.{name}": tensor for name, tensor in models.build("tiny-cnn").state_dict().items()}
     atomic_write(tmp_path / "config.json", config.to_json())
-    save_checkpoint(tmp_path / "checkpoints" / "best.safetensors", state, {"epoch": 1, "config": config.hash()})
+    save_checkpoint(tmp_path / "checkpoints" / "best.safetensors", state, facts_of(config))
     found = json.loads(run(capsys, "autoattack", str(tmp_path), "--images", "8", "--device", "cpu", "--json"))
     theirs, ours = found["rows"]
     assert found["settings"] == {"run": str(tmp_path), "images": 8, "search": "fp32"}

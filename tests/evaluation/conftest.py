@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from checkpoints import facts_of
 from corners import SET
 from pixelpart import data, models
 from pixelpart.attacks import COMBINED, SEARCHES, VERSIONS
@@ -73,8 +74,7 @@ def make_run(tmp_path):
         for epoch, name in enumerate(("best", "last"), start=1):
             model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(epoch))
             state = {f"model.{key}": value for key, value in model.state_dict().items()}
-            facts = {"epoch": epoch, "config": config.hash()}
-            save_checkpoint(folder / "checkpoints" / f"{name}.safetensors", state, facts)
+            save_checkpoint(folder / "checkpoints" / f"{name}.safetensors", state, facts_of(config, epoch))
         return Run(folder)
 
     return write

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from checkpoints import facts_of
 from pixelpart import data, masks, models
 from pixelpart.cli.main import main
 from pixelpart.config import Config
@@ -59,7 +60,7 @@ def test_kept_epochs_are_explained_on_the_same_images(run):
     for epoch in (1, 2, 10):  # the best is of epoch 1 too
         built[epoch] = models.build("tiny-cnn", generator=torch.Generator().manual_seed(100 + epoch)).eval()
         state = {f"model.{key}": value for key, value in built[epoch].state_dict().items()}
-        save_checkpoint(run.folder.checkpoint(f"epoch-{epoch}"), state, {"epoch": epoch, "config": run.config.hash()})
+        save_checkpoint(run.folder.checkpoint(f"epoch-{epoch}"), state, facts_of(run.config, epoch))
     seen = []
     facts = json.loads(explain(run, n=6, steps=2, objects=4, progress=lambda *one: seen.append(one)).read_text())
     tensors = load_file(run.dir / "explain.safetensors")

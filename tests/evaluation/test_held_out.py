@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoints import facts_of
 from pixelpart.cli.main import main
 from pixelpart.config import Config
 from pixelpart.data import shapes
@@ -92,8 +93,7 @@ def test_a_held_out_result_is_the_models_accuracy_there_and_leaves_the_test_resu
 def test_a_checkpoint_file_knows_its_held_out_images(make_run, tmp_path):
     run = make_run(holdout=50)
     state = {f"model.{name}": value for name, value in run.model.state_dict().items()}
-    facts = {"epoch": 1, "config": run.config.hash(), "settings": run.config.model_dump(mode="json")}
-    save_checkpoint(file := tmp_path / "best.safetensors", state, facts)
+    save_checkpoint(file := tmp_path / "best.safetensors", state, facts_of(run.config))
     assert np.array_equal(evaluate(file, **HELD).flags["natural"], evaluate(run, **HELD).flags["natural"])
 
 

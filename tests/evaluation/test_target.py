@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoints import facts_of
 from pixelpart import models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
@@ -23,7 +24,7 @@ def checkpoint(tmp_path):
 
     def write(name="alone.safetensors", *, of=None, **settings):
         config = Config(**{"dataset": "shapes", "model": "tiny-cnn"} | settings)
-        facts = {"epoch": 3, "config": of or config.hash(), "settings": config.model_dump(mode="json")}
+        facts = facts_of(config, epoch=3) | ({"config": of} if of else {})
         state = {}
         for seed, prefix in ((1, "model."), *(((2, "average."),) if config.ema else ())):
             model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(seed))
@@ -66,7 +67,9 @@ def test_averaged_weights_are_used_if_there_are_any(checkpoint):
 
 
 def test_a_checkpoint_without_its_config_is_refused(run):
-    with pytest.raises(UserError, match=r"best\.safetensors does not contain the config .*; give the run folder"):
+    state = {f"model.{name}": value for name, value in run.model.state_dict().items()}
+    save_checkpoint(run.folder.checkpoint("best"), state, {"epoch": 1, "config": run.config.hash()})
+    with pytest.raises(UserError, match=r"best\.safetensors .*not a pixelpart checkpoint .*settings: Field required"):
         evaluate(run.folder.checkpoint("best"))
 
 

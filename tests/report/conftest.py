@@ -135,7 +135,8 @@ def measured(tmp_path):
         folder, entries = tmp_path / name, []
         (folder / "eval").mkdir(parents=True)
         (folder / "config.json").write_text((config or recipes.RECIPES["shapes-at"](epochs=3)).to_json())
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(_metrics_row(k)) + "\n" for k in (1, 2, 3)))
+        rows = [json.dumps(metrics_rows.metrics_row(epoch)) for epoch in (1, 2, 3)]
+        (folder / "metrics.jsonl").write_text("\n".join(rows))
         for number, (attack, right) in enumerate(results.items()):
             correct, n, key = int(right.sum()), len(right), hashlib.sha256(f"{name}{number}".encode()).hexdigest()[:32]
             own = attack.partition("@")[2]

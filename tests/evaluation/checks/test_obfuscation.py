@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoints import facts_of
 from corners import MASKED, SET, Hidden, N, backwards, trained
 from pixelpart import data, models
 from pixelpart.config import Config
@@ -110,9 +111,7 @@ def make_run(tmp_path):
         config = Config(dataset=dataset, model="tiny-cnn")
         atomic_write(tmp_path / name / "config.json", config.to_json())
         state = {f"model.{key}": value for key, value in model.state_dict().items()}
-        save_checkpoint(
-            tmp_path / name / "checkpoints" / "best.safetensors", state, {"epoch": 1, "config": config.hash()}
-        )
+        save_checkpoint(tmp_path / name / "checkpoints" / "best.safetensors", state, facts_of(config))
         return Run(tmp_path / name)
 
     return write
