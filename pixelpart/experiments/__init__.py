@@ -33,7 +33,7 @@ EXPERIMENTS = {
     "heat-maps": Listed("figures 2, 5 to 7", "Heat maps by epoch", "1 min", "1 h"),
     "theory": Listed("lemma 1, theorem 1", "The 2-D toy: minimisers and maximisers", "5 s", "5 s"),
     "controls": Listed("-", "The mask next to its controls", "4 min", "3 h"),
-    "frontier": Listed("-", "Distance from the curve of uniform budgets", "45 min", "4 h"),
+    "frontier": Listed("-", "Distance from the curve of uniform budgets", "20 min", "4 h"),
     "study": Listed("-", "The study's first stage: PART and the curve", "5 min", "2 h"),
     "policies": Listed("-", "Other budget policies, each with its twin", "9 min", "4 h"),
     "sensitivity": Listed("-", "Share of the gradient on the object", "6 min", "1 h"),

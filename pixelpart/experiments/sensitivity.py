@@ -5,9 +5,7 @@ there. With 8/255 on the object and 4/255 elsewhere (oracle), and with CAM, less
 with a uniform budget of the same mean, with the inverted CAM more. Test: oracle - uniform, paired over seeds.
 """
 
-import math
 from dataclasses import replace
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from pixelpart.data import as_float
 from pixelpart.evaluation.images import start_images
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import Experiment, More
-from pixelpart.experiments.common.results import Results
+from pixelpart.experiments.common.results import Results, paired
 from pixelpart.experiments.common.scales import DEMO, EPS, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table, signed
 from pixelpart.experiments.frontier import FULL_DEMO, eight_four
@@ -95,15 +93,6 @@ def analyse(results: Results, more: More) -> list[Table]:
                 results.analysis[name] = {"mean": mean, "interval": [low, high], "p": p, "differences": apart}
     head = ["difference", "of", "seeds", "mean [95 % interval]", "p", "prediction"]
     return [Table("Paired over seeds", head, rows)] if rows else []
-
-
-def paired(apart: list[float]) -> tuple[float, float, float, float]:
-    """Mean, 95 % interval and two-sided p of Student's paired test."""
-    from scipy.special import stdtr, stdtrit
-
-    df, error = len(apart) - 1, stdev(apart) / math.sqrt(len(apart))
-    mean, half = fmean(apart), float(stdtrit(df, 0.975)) * error
-    return mean, mean - half, mean + half, 2 * float(stdtr(df, -abs(mean) / error)) if error else float(mean == 0)
 
 
 EXPERIMENT = Experiment(

@@ -1,11 +1,15 @@
 """The share of |g| on an object and the equivalent eps of a budget, against hand-computed numbers."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from pixelpart.experiments.common.results import Results, RunResult, paired
 from pixelpart.experiments.damage import equivalent
-from pixelpart.experiments.sensitivity import paired, sensitivity, share_on
+from pixelpart.experiments.frontier import SHARE, gradient_shares
+from pixelpart.experiments.sensitivity import sensitivity, share_on
 
 
 def test_share_on_the_object_over_its_area_and_nan_without_a_gradient():
@@ -39,3 +43,17 @@ def test_equivalent_eps_weights_images_by_their_gradient():
     assert found["CAM"]["minus flat"][0] == pytest.approx(-0.25)
     assert found["shuffled"]["minus flat"] == [0.0, 0.0, 0.0]
     assert "minus flat" not in found["flat"]
+
+
+def test_gradient_shares_are_compared_with_a_uniform_budget_of_the_same_mean():
+    def runs(*values):  # (budget, share) of each seed
+        return [RunResult(k, Path(), {SHARE: share}, {}, {}, {}, budget, 1.0, 100) for k, (budget, share) in values]
+
+    uniform = {f"U{level}": runs(*((k, (level, level / 4 + k)) for k in range(2))) for level in (4, 6, 8, 10, 12)}
+    arms = uniform | {"8|4 CAM": runs((0, (5.0, 1.25 - 0.1)), (1, (7.0, 1.75 + 1 - 0.3)))}  # .1 and .3 below the line
+    results = Results("frontier", "", "-", "demo", "shapes", [SHARE], {}, arms, {}, [], {})
+    (table,) = gradient_shares(results)
+    assert [row[:2] for row in table.rows] == [["8|4 CAM", "2"]]
+    found = results.analysis["gradient shares"]["8|4 CAM"]
+    assert found["mean"] == pytest.approx(-0.2)
+    assert found["interval"] == pytest.approx([-0.2 - 12.706 * 0.1, -0.2 + 12.706 * 0.1], abs=1e-4)

@@ -289,6 +289,15 @@ def minus_paper(mean: float, seeds: int, column: str, paper: Number | None) -> t
     return apart, apart - half, apart + half
 
 
+def paired(apart: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, 95 % interval and two-sided p of Student's paired test."""
+    from scipy.special import stdtr
+
+    df, error = len(apart) - 1, stdev(apart) / math.sqrt(len(apart))
+    mean, half = fmean(apart), _student(df) * error
+    return mean, mean - half, mean + half, 2 * float(stdtr(df, -abs(mean) / error)) if error else float(mean == 0)
+
+
 def _student(df: int, confidence: float = 0.95) -> float:
     from scipy.special import stdtrit
 
