@@ -18,6 +18,10 @@ from pixelpart.experiments.common.results import Results, RunResult, shown_name
 from pixelpart.report import drawing
 from pixelpart.report.formatting import fraction
 from pixelpart.report.run import Measurement, ReportedRun
+from pixelpart.sweeps.table import differing
+from pixelpart.sweeps.work import Job
+
+Fields = dict[str, Any]  # those in which runs differ, by dotted name
 
 STEPPED = re.compile(r"([a-z-]+?)([1-9][0-9]*)(x[0-9]+)?")  # pgd20x5: kind, steps, restarts
 
@@ -103,14 +107,22 @@ class ArmResults:
 
 
 def find_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
-    """The runs by method, in their order, with the colour of the first; named by the common start of their labels."""
+    """The runs by method, in their order, with the colour of the first.
+
+    Named by the common start of their labels; where there is none, as in a sweep, by the fields in which they differ.
+    """
     groups = by_method(runs)
-    names = [group[0].label if len(group) == 1 else common_name([run.label for run in group]) for group in groups]
-    labels = [
-        name if name and names.count(name) == 1 else f"{group[0].label} and other seeds"
-        for name, group in zip(names, groups, strict=True)
-    ]
+    labels = [group[0].label if len(group) == 1 else common_name([run.label for run in group]) for group in groups]
+    if not _distinct(labels):
+        fields = varying(runs)
+        labels = [field_name(group[0], fields, ("burn_in.",)) for group in groups]
+    if not _distinct(labels):
+        labels = [f"{group[0].label} and other seeds" if len(group) > 1 else group[0].label for group in groups]
     return [ReportedArm(label, group, runs.index(group[0])) for label, group in zip(labels, groups, strict=True)]
+
+
+def _distinct(labels: Sequence[str]) -> bool:
+    return all(labels) and len(set(labels)) == len(labels)
 
 
 def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
@@ -120,6 +132,27 @@ def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
         settings = {name: value for name, value in flat(run.config).items() if name not in SEED_FIELDS}
         groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
     return [list(seeds.values()) for seeds in groups.values()]
+
+
+def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:
+    """The fields in which the runs differ, by run folder; None where a run does not use the field.
+
+    Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
+    """
+    configs = [run.config.model_copy(update={"init_from": ""} if _is_fork_of_sibling(run) else {}) for run in runs]
+    found = differing([Job(config) for config in configs])
+    return {run.path: fields for run, fields in zip(runs, found, strict=True)}
+
+
+def _is_fork_of_sibling(run: ReportedRun) -> bool:
+    parent = Path(run.config.init_from.rpartition("@")[0]).name
+    return bool(parent) and (run.path.parent / parent).is_dir()
+
+
+def field_name(run: ReportedRun, fields: Mapping[Path, Fields], skipped: tuple[str, ...]) -> str:
+    """The fields in which a run differs from others, with their values, as text."""
+    used = {n: v for n, v in fields[run.path].items() if n != "seed" and v is not None and not n.startswith(skipped)}
+    return " ".join(f"{name}={value}" for name, value in used.items()) or run.config.recipe
 
 
 def collect(arms: Sequence[ReportedArm]) -> ArmResults:

@@ -9,11 +9,12 @@ from pixelpart.evaluation import compare as comparing
 from pixelpart.evaluation.statistics import paired
 from pixelpart.evaluation.store import read_flags
 from pixelpart.report.arms import ArmResults, by_method
-from pixelpart.report.formatting import NBSP, describe_eps, enumerate_words, fraction, p_value, percent
+from pixelpart.report.formatting import NBSP, count, describe_eps, enumerate_words, fraction, p_value, percent
 from pixelpart.report.run import Measurement, ReportedRun
 from pixelpart.report.table import ResultRow
 
 ABOUT_MODELS, ABOUT_SEEDS = comparing.ABOUT_MODELS, comparing.ABOUT_SEEDS
+MOST_IN_HEADLINE = 8  # with more runs or methods, tables and plots show them
 MAX_ALL_PAIRS = 4  # with more runs, each is compared only with the run of highest accuracy
 LEVEL = 0.05
 
@@ -149,7 +150,25 @@ def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> 
     )
 
 
-def summary(table: Sequence[ResultRow]) -> tuple[str, str]:
+def arms_summary(found: ArmResults) -> str:
+    """The headline about methods with several seeds: the mean accuracy of each, natural and under `found.robust`."""
+    robust, natural = found.robust, found.columns.get("natural")
+    if robust is None or natural is None or all(len(arm.runs) == 1 for arm in found.arms):
+        return ""
+    means: list[tuple[float, str]] = []
+    for arm in found.arms:
+        clean, attacked = (found.results.cell(arm.label, column.key) for column in (natural, robust))
+        if clean and attacked:
+            seeds = count(len(attacked.values), "seed")
+            both = f"{percent(clean.mean / 100)} and {percent(attacked.mean / 100)}"
+            means.append((attacked.mean, f"“{arm.label}” {both} ({seeds})"))
+    if len(means) > MOST_IN_HEADLINE:
+        return ""
+    ranked = "; ".join(text for _, text in sorted(means, key=lambda one: -one[0]))
+    return f"Mean accuracy, natural and under {robust.name} ({found.context}): {ranked}."
+
+
+def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
     """The headline and, of two runs, how they differ.
 
     The headline has natural accuracy and that under the attack that was run on most models and, among those, lowers it
@@ -175,6 +194,10 @@ def summary(table: Sequence[ResultRow]) -> tuple[str, str]:
     at = f"natural and under {attack} at eps {fraction(eps)}"
     text = f"Accuracy on {dataset} {split} images, {at}: {'; '.join(accuracies)}."
     runs = {row.run.label: row.run for row in table}
+    if len(ranked) > 2 and (means := arms_summary(arms)):
+        return means, ""
+    if len(ranked) > MOST_IN_HEADLINE:
+        return "", ""
     if len(ranked) != 2:
         alone = len(ranked) > 2 and not group_by_method(list(runs.values()))
         return f"{text} One run each: this is about these models, not about the methods." if alone else text, ""

@@ -83,10 +83,13 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     rows = [row for run in runs for row in table.result_rows(run)]
     found = collect(find_arms(runs))
     explanations = [pictures.read_explanation(run) for run in runs]
+    if not any(explanations):  # the section of the pictures says so, once
+        for run in runs:
+            run.notes[:] = [note for note in run.notes if note != pictures.NO_PICTURES]
     pixels = explorer.section(runs, explanations)
     return {
         "lead": lead(runs, images=pixels["explorer"]["images"]),
-        "summary": comparisons.summary(rows),
+        "summary": comparisons.summary(rows, found),
         "attacks": table.columns(runs),
         "rows": rows,
         "warnings": checks.group_warnings(rows),

@@ -55,6 +55,7 @@ class ExplainRecord(Record):
     classes: tuple[str, ...]
     images: tuple[ImageRecord, ...]
     object: ObjectRecord | None = None
+NO_PICTURES = "no pictures yet: pixelpart explain RUN"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
     """What `pixelpart explain` wrote, or None with a note."""
     record = run.read_record("explain.json", EXPLAIN_SCHEMA, ExplainRecord)
     if record is None:
-        run.notes.append("no pictures yet: run `pixelpart explain RUN`")
+        run.notes.append(NO_PICTURES)
         return None
     try:
         arrays = load_file(run.path / "explain.safetensors")

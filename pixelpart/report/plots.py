@@ -298,7 +298,9 @@ def _capital(text: str) -> str:
 
 
 def _short(text: str, most: int = 52) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """The text without its middle if it is long: names of arms often differ at the end only."""
+    start = most // 2
+    return text if len(text) <= most else f"{text[:start]}…{text[start + 1 - most :]}"
 
 
 # -- results and axes

@@ -6,13 +6,10 @@ from typing import Any
 
 from pixelpart.config import flat, parse_fraction
 from pixelpart.report import commands, comparisons, curves, table
-from pixelpart.report.arms import ArmResults, ReportedArm, by_method, collect
+from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, field_name, varying
 from pixelpart.report.formatting import count, enumerate_words
 from pixelpart.report.run import ReportedRun, read_runs
-from pixelpart.sweeps.table import differing
-from pixelpart.sweeps.work import Job, JobFiles, last_line
-
-Fields = dict[str, Any]  # those in which runs differ, by dotted name
+from pixelpart.sweeps.work import JobFiles, last_line
 
 
 def sweep_content(folder: Path) -> dict[str, Any]:
@@ -59,21 +56,6 @@ def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, 
     }  # fmt: skip
 
 
-def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:
-    """The fields in which the runs differ, by run folder; None where a run does not use the field.
-
-    Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
-    """
-    configs = [run.config.model_copy(update={"init_from": ""} if _is_fork_of_sibling(run) else {}) for run in runs]
-    found = differing([Job(config) for config in configs])
-    return {run.path: fields for run, fields in zip(runs, found, strict=True)}
-
-
-def _is_fork_of_sibling(run: ReportedRun) -> bool:
-    parent = Path(run.config.init_from.rpartition("@")[0]).name
-    return bool(parent) and (run.path.parent / parent).is_dir()
-
-
 def sweep_arms(runs: Sequence[ReportedRun], fields: Mapping[Path, Fields]) -> list[ReportedArm]:
     """Runs that differ only in their seed, sorted by the other fields in which they differ, and named by these.
 
@@ -83,17 +65,12 @@ def sweep_arms(runs: Sequence[ReportedRun], fields: Mapping[Path, Fields]) -> li
     for group in groups:
         group.sort(key=lambda run: run.config.seed)
     groups.sort(key=lambda group: [_order(v) for name, v in fields[group[0].path].items() if name != "seed"])
-    short, full = ([_name(group[0], fields, skipped) for group in groups] for skipped in (("burn_in.",), ()))
+    short, full = ([field_name(group[0], fields, skipped) for group in groups] for skipped in (("burn_in.",), ()))
     names = short if len(set(short)) == len(groups) else full
     return [
         ReportedArm(name if names.count(name) == 1 else f"{name} ({group[0].path.name})", group, place)
         for place, (name, group) in enumerate(zip(names, groups, strict=True))
     ]
-
-
-def _name(run: ReportedRun, fields: Mapping[Path, Fields], skipped: tuple[str, ...]) -> str:
-    used = {n: v for n, v in fields[run.path].items() if n != "seed" and v is not None and not n.startswith(skipped)}
-    return " ".join(f"{name}={value}" for name, value in used.items()) or run.config.recipe
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -9,13 +9,18 @@ from pixelpart import recipes
 from pixelpart.evaluation.statistics import crossed_bootstrap, mcnemar, wilson
 from pixelpart.evaluation.store import fingerprint
 from pixelpart.report.arms import collect, find_arms
-from pixelpart.report.comparisons import compare_methods, compare_runs, summary
+from pixelpart.report.comparisons import compare_methods, compare_runs
+from pixelpart.report.comparisons import summary as page_summary
 from pixelpart.report.run import read_runs
 from pixelpart.report.table import result_rows
 
 
 def rows(*folders):
     return [row for run in read_runs(folders) for row in result_rows(run)]
+
+
+def summary(*folders):
+    return page_summary(rows(*folders), collect(find_arms(read_runs(folders))))
 
 
 def pairs(*folders):
@@ -39,25 +44,37 @@ def test_pairs_in_other_norms_name_the_norm_and_the_summary_leaves_them_out(make
     folders = [make_run(name, entries=[entry(), entry("apgd-l1@12", 0.1, **l1)]) for name in "ab"]
     (pair,) = (pair for pair in pairs(*folders) if pair.attack == "apgd-l1@12")
     assert pair.conditions == "best checkpoint, shapes test images, l1 eps 12"
-    assert summary(rows(*folders))[0].startswith(
-        "Accuracy on shapes test images, natural and under pgd20 at eps 8/255: "
-    )
+    assert summary(*folders)[0].startswith("Accuracy on shapes test images, natural and under pgd20 at eps 8/255: ")
 
 
 def test_summary_is_about_the_strongest_attack(make_run, entry):
     folder = make_run(entries=[entry("natural", 0.1), entry("pgd20", 0.4), entry("pgd100", 0.3)])
-    headline, details = summary(rows(folder))
+    headline, details = summary(folder)
     assert headline.replace("\u00a0", " ") == (
         "Accuracy on shapes test images, natural and under pgd100 at eps 8/255: “part” 10.0 % and 30.0 %."
     )
     assert not details
 
 
+def test_summary_of_several_seeds_has_the_mean_of_each_method_and_of_many_runs_there_is_none(make_run, entry):
+    def run(name, accuracy, **fields):
+        entries = [entry(accuracy=accuracy), entry("natural", eps=0.0, accuracy=0.8)]
+        return make_run(name, config=recipes.RECIPES["shapes-at"](**fields), entries=entries)
+
+    at = [run(f"at-{seed}", accuracy, seed=seed) for seed, accuracy in enumerate((0.3, 0.4))]
+    low = [run(f"low-{seed}", accuracy, seed=seed, eps="4/255") for seed, accuracy in enumerate((0.1, 0.2))]
+    headline = summary(*at, *low)[0].replace("\u00a0", " ")
+    assert headline.endswith("“at” 80.0 % and 35.0 % (2 seeds); “low” 80.0 % and 15.0 % (2 seeds).")
+    single = [run(f"eps-{n}", 0.4, eps=n / 255) for n in range(1, 10)]
+    assert summary(*single[:8])[0].count("“") == 8
+    assert summary(*single) == ("", "")
+
+
 def test_summary_of_two_runs_has_both_accuracies_and_says_that_it_is_about_two_models(make_run, entry):
     for robust in (0.43, 0.9):  # whatever the digits
         at = make_run(f"at-{robust}", entries=[entry("natural", 0.8), entry("pgd20", 0.4)])
         part = make_run(f"part-{robust}", entries=[entry("natural", 0.85), entry("pgd20", robust)])
-        headline, details = summary(rows(at, part))
+        headline, details = summary(at, part)
         assert headline.replace("\u00a0", " ").endswith(
             f": “part-{robust}” 85.0 % and {100 * robust:.1f} %; “at-{robust}” 80.0 % and 40.0 %. "
             "One run a side: this is about these two models, not about the methods."
@@ -66,7 +83,7 @@ def test_summary_of_two_runs_has_both_accuracies_and_says_that_it_is_about_two_m
         assert f"The difference of {100 * robust - 40:.1f} points under pgd20 " in details
         assert "another seed of the same method changes the accuracy too" in details
     third = make_run("trades", entries=[entry("pgd20", 0.41)])
-    headline, details = summary(rows(at, part, third))
+    headline, details = summary(at, part, third)
     assert "“trades” not measured and 41.0 %" in headline.replace("\u00a0", " ")
     assert headline.endswith("One run each: this is about these models, not about the methods.")
     assert not details
@@ -107,7 +124,7 @@ def test_runs_with_flags_are_compared_by_mcnemars_test(measured, a_only, b_only,
     assert pair.overlap
     assert pair.p == mcnemar(a_only, b_only)
     assert pair.verdict == verdict
-    assert verdict.replace("points", "points under pgd20") in summary(rows(*folders))[1]
+    assert verdict.replace("points", "points under pgd20") in summary(*folders)[1]
 
 
 def test_runs_without_common_flags_are_compared_by_their_intervals(measured):

@@ -8,7 +8,7 @@ import pytest
 from pixelpart import recipes
 from pixelpart.config import Config
 from pixelpart.report.arms import collect, find_arms, uniform_arms
-from pixelpart.report.plots import plot_section
+from pixelpart.report.plots import _short, plot_section
 from pixelpart.report.run import read_runs
 
 EVIL = "<script>alert(1)</script>$x_{$&"
@@ -43,6 +43,19 @@ def test_seeds_of_a_method_are_one_arm_with_the_mean_of_its_runs(measured):
     assert [(arm.label, arm.seeds, arm.place) for arm in arms] == [("at", "0, 1", 0), ("part", "0", 2)]
     alt = plots(*folders)["plane"].alt
     assert alt == "Natural accuracy and accuracy under PGD-20 at 8/255, in %: at 70.0 and 35.0; part 50.0 and 30.0"
+
+
+def test_arms_whose_folders_share_no_name_are_named_by_the_fields_that_differ(measured):
+    runs = {"f3": at(0), "09": at(1), "4a": at(0, "4/255"), "b7": at(1, "4/255")}
+    folders = [measured(name, {"natural": flags(0.5)}, config=config) for name, config in runs.items()]
+    assert [arm.label for arm in find_arms(read_runs(folders))] == ["eps=8/255", "eps=4/255"]
+
+
+def test_long_labels_keep_their_end():
+    start = "eps=8/255 eps_low=4/255 mask.rule=mean mask.source=gradcam mask.control="
+    short = [_short(start + control) for control in ("flat", "inverted", "none")]
+    assert len(set(short)) == 3
+    assert {len(label) for label in short} == {52}
 
 
 def test_an_attack_with_its_own_eps_is_the_same_as_with_the_option(measured):
@@ -192,7 +205,7 @@ def test_text_in_plots_is_escaped_and_is_no_formula(measured, page):
     found = page(*folders)
     assert not found.all("script")
     texts = [text.text for text in found.all("text")]
-    assert any(text.startswith("<script>alert") for text in texts)
+    assert any(text.startswith("<script>a") for text in texts)
     assert {figure.attrs["class"] for figure in found.all("figure", "plot")} >= {
         "plot plot-class-robust",
         "plot plot-steps-0",
