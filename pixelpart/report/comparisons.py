@@ -195,7 +195,7 @@ def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
     text = f"Accuracy on {dataset} {split} images, {at}: {'; '.join(accuracies)}."
     runs = {row.run.label: row.run for row in table}
     if len(ranked) > 2 and (means := arms_summary(arms)):
-        return means, ""
+        return means, "The section on differences says which of them are significant." if len(arms.arms) > 1 else ""
     if len(ranked) > MOST_IN_HEADLINE:
         return "", ""
     if len(ranked) != 2:

@@ -55,6 +55,8 @@ class ExplainRecord(Record):
     classes: tuple[str, ...]
     images: tuple[ImageRecord, ...]
     object: ObjectRecord | None = None
+
+
 NO_PICTURES = "no pictures yet: pixelpart explain RUN"
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from pixelpart import recipes
 from pixelpart.config import Config
+from pixelpart.experiments.common.plots import _limits
+from pixelpart.experiments.common.results import Cell
 from pixelpart.report.arms import collect, find_arms, uniform_arms
 from pixelpart.report.plots import _short, plot_section
 from pixelpart.report.run import read_runs
@@ -49,6 +51,13 @@ def test_arms_whose_folders_share_no_name_are_named_by_the_fields_that_differ(me
     runs = {"f3": at(0), "09": at(1), "4a": at(0, "4/255"), "b7": at(1, "4/255")}
     folders = [measured(name, {"natural": flags(0.5)}, config=config) for name, config in runs.items()]
     assert [arm.label for arm in find_arms(read_runs(folders))] == ["eps=8/255", "eps=4/255"]
+
+
+def test_the_plane_shows_whole_intervals_of_arms_that_lie_close_together():
+    cells = [Cell([40.0, 46.0], mean, (mean - 8, mean + 8)) for mean in (43.0, 43.3)]
+    low, high = _limits(cells)
+    assert low < 35
+    assert high > 51.3
 
 
 def test_long_labels_keep_their_end():

@@ -194,7 +194,7 @@ def _limits(cells: Sequence[Cell]) -> tuple[float, float]:
     means = [cell.mean for cell in cells]
     widths = [(cell.interval[1] - cell.interval[0]) / 2 for cell in cells if cell.interval]
     spread = max(max(means) - min(means), 1.0)
-    margin = max(0.15 * spread, min(1.2 * median(widths), 1.5 * spread) if widths else 0.0)
+    margin = max(0.15 * spread, min(1.2 * median(widths), max(1.5 * spread, 15.0)) if widths else 0.0)
     return max(min(means) - margin, -1.0), min(max(means) + margin, 101.0)
 
 
