@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pixelpart.experiments.common.distances import distances, plot_frontier, within_seeds
+from pixelpart.experiments.common.distances import distances, plot_frontier
 from pixelpart.experiments.common.experiment import Experiment, More
 from pixelpart.experiments.common.results import Results, paired
 from pixelpart.experiments.common.scales import DEMO, FAST, Arms, Scale, uniform_label
@@ -35,7 +35,7 @@ def eight_four(scale: Scale, controls: tuple[str, ...]) -> Arms:
 def analyse(results: Results, more: More) -> list[Table]:
     pairs = [("8|4 CAM", other) for other in results.arms if other.startswith("8|4") and other != "8|4 CAM"]
     tables = distances(results, pairs, simulate=True)
-    return tables if results.scale == "paper" else [*tables, *within_seeds(results, pairs), *gradient_shares(results)]
+    return tables if results.scale == "paper" else [*tables, *gradient_shares(results)]
 
 
 def gradient_shares(results: Results) -> list[Table]:

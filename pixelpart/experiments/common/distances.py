@@ -92,7 +92,8 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
         alarms = simulate_studies(StudyDesign.like([arms[near[0]]], uniform), studies=STUDIES)
         checks.append([f"false alarms of the 95 % interval, simulated for {near[0]}", str(alarms)])
         results.analysis["calibration"] = alarms.as_json()
-    return [*tables, Table("Checks", ["what", "found"], checks)]
+    tables.append(Table("Checks", ["what", "found"], checks))
+    return tables if results.scale == "paper" else [*tables, *within_seeds(results, pairs)]  # not preregistered
 
 
 def within_seeds(results: Results, pairs: list[tuple[str, str]]) -> list[Table]:
@@ -101,8 +102,6 @@ def within_seeds(results: Results, pairs: list[tuple[str, str]]) -> list[Table]:
     The runs of a seed share initial weights, the order of images and the burn-in, so that D varies far less within
     seeds than accuracy does between them.
     """
-    if "distances" not in results.analysis:
-        return []
     known = uniform_arms(results)
     arms = {label: study_arm(results, label) for label in results.arms}
     uniform = [arms[label] for label in known]
