@@ -204,7 +204,7 @@ def distance_within_seeds(
         estimate, weights = _combine(runs[: len(signs)], signs, curve)
         values = sum(weight * curve.values(run)[0] for weight, run in zip(weights, runs, strict=True))
         estimates.append(estimate)
-        rows.append(values - np.mean(values) + estimate)
+        rows.append(values)  # with mean D, since h reproduces the quadratic b(N) N
     if len(rows) < 2:
         raise UserError("D within seeds needs two seeds or more that all arms have")
     return _combination(float(np.mean(estimates)), [np.stack(rows)], [1.0], confidence)

@@ -8,11 +8,16 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import compare as comparing
 from pixelpart.evaluation.statistics import paired
 from pixelpart.evaluation.store import read_flags
+from pixelpart.experiments.common.results import Cell
 from pixelpart.report.arms import ArmResults, by_method
 from pixelpart.report.formatting import NBSP, count, describe_eps, enumerate_words, fraction, p_value, percent
 from pixelpart.report.run import Measurement, ReportedRun
 from pixelpart.report.table import ResultRow
 
+ABOUT_ARMS = (
+    "Intervals of 95 %, over seeds and images. Other seeds change the order of close methods; the section on "
+    "differences tests each pair."
+)
 ABOUT_MODELS, ABOUT_SEEDS = comparing.ABOUT_MODELS, comparing.ABOUT_SEEDS
 MOST_IN_HEADLINE = 8  # with more runs or methods, tables and plots show them
 MAX_ALL_PAIRS = 4  # with more runs, each is compared only with the run of highest accuracy
@@ -160,12 +165,17 @@ def arms_summary(found: ArmResults) -> str:
         clean, attacked = (found.results.cell(arm.label, column.key) for column in (natural, robust))
         if clean and attacked:
             seeds = count(len(attacked.values), "seed")
-            both = f"{percent(clean.mean / 100)} and {percent(attacked.mean / 100)}"
+            both = f"{_with_interval(clean)} and {_with_interval(attacked)}"
             means.append((attacked.mean, f"“{arm.label}” {both} ({seeds})"))
     if len(means) > MOST_IN_HEADLINE:
         return ""
     ranked = "; ".join(text for _, text in sorted(means, key=lambda one: -one[0]))
     return f"Mean accuracy, natural and under {robust.name} ({found.context}): {ranked}."
+
+
+def _with_interval(cell: Cell) -> str:
+    ends = [min(max(end, 0.0), 100.0) for end in cell.interval or ()]
+    return percent(cell.mean / 100) + (f" [{ends[0]:.1f}, {ends[1]:.1f}]" if ends else "")
 
 
 def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
@@ -195,7 +205,7 @@ def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
     text = f"Accuracy on {dataset} {split} images, {at}: {'; '.join(accuracies)}."
     runs = {row.run.label: row.run for row in table}
     if len(ranked) > 2 and (means := arms_summary(arms)):
-        return means, "The section on differences says which of them are significant." if len(arms.arms) > 1 else ""
+        return means, ABOUT_ARMS if len(arms.arms) > 1 else ""
     if len(ranked) > MOST_IN_HEADLINE:
         return "", ""
     if len(ranked) != 2:

@@ -64,7 +64,10 @@ def test_summary_of_several_seeds_has_the_mean_of_each_method_and_of_many_runs_t
     at = [run(f"at-{seed}", accuracy, seed=seed) for seed, accuracy in enumerate((0.3, 0.4))]
     low = [run(f"low-{seed}", accuracy, seed=seed, eps="4/255") for seed, accuracy in enumerate((0.1, 0.2))]
     headline = summary(*at, *low)[0].replace("\u00a0", " ")
-    assert headline.endswith("“at” 80.0 % and 35.0 % (2 seeds); “low” 80.0 % and 15.0 % (2 seeds).")
+    assert headline.endswith(  # Student with 1 degree of freedom: 12.706 x 5 points
+        "“at” 80.0 % [80.0, 80.0] and 35.0 % [0.0, 98.5] (2 seeds); "
+        "“low” 80.0 % [80.0, 80.0] and 15.0 % [0.0, 78.5] (2 seeds)."
+    )
     single = [run(f"eps-{n}", 0.4, eps=n / 255) for n in range(1, 10)]
     assert summary(*single[:8])[0].count("“") == 8
     assert summary(*single) == ("", "")
