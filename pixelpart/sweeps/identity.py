@@ -42,7 +42,7 @@ def canonical(config: Config) -> Fields:
 
 
 def spelled_out(config: Config) -> Fields:
-    """All fields, each in one form: what "same" stands for in burn-in, decays that are reached, what a source reads."""
+    """All fields, each in one form: what "same" means in burn-in, decays that are reached, what a source reads."""
     fields = flat(config)
     fields |= {name: OF_MAPS[name] for name in NOT_READ.get(config.mask.source.partition(":")[0], ())}
     for name, other in {"burn_in.eps": "eps", "burn_in.objective": "objective.name"}.items():
