@@ -26,7 +26,7 @@ def record(
 
     The work first runs a few times, so that libraries choose their kernels; then `between` is called.
     """
-    side = torch.cuda.Stream()
+    side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
@@ -37,6 +37,12 @@ def record(
     with torch.cuda.graph(graph, pool=pool):
         result = work()
     return graph, result
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One stream for all warm-ups: cuBLAS keeps a workspace for every stream that was ever used."""
+    return torch.cuda.Stream(device)
 
 
 class Replayed:

@@ -5,15 +5,13 @@ compiled_policies.py, in processes of their own, since in this one shapes are ch
 """
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from compiled import run_untyped
 from pixelpart import draws
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.engine import fast as fast_module
@@ -167,7 +165,4 @@ def test_a_run_ends_the_same_by_either_path(cuda, monkeypatch, small, quiet, tmp
 )
 @pytest.mark.parametrize("what", ["steps", "policies"])
 def test_compiled_code(what, which):
-    file = Path(__file__).with_name(f"compiled_{what}.py")
-    command = [sys.executable, "-m", "pytest", str(file), "-m", which, "-o", "timeout=600", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, env=os.environ | {"PIXELPART_TYPES": "0"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    run_untyped(Path(__file__).with_name(f"compiled_{what}.py"), which)
