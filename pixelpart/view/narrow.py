@@ -1,16 +1,19 @@
 """A traced network in bf16 between its first convolution and its logits.
 
 Pixels and the first convolution stay fp32: near white bf16 has steps of 1/256, which would turn +7.5/255 into +7 and
--7.5/255 into -8. So does the linear layer that gives the logits.
+-7.5/255 into -8. So do the linear layer that gives the logits, and group and layer norms, as in torch.autocast.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from pixelpart.view.fold import module_calls
 from pixelpart.view.trace import Untraceable
+
+NORMS = {F.group_norm, F.layer_norm, F.instance_norm}
 
 
 def narrow(network: fx.GraphModule, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -37,7 +40,23 @@ def narrow(network: fx.GraphModule, dtype: torch.dtype) -> dict[str, torch.dtype
         if not in_dtype.issuperset(node.all_input_nodes):
             raise Untraceable("more than one layer reads the pixels")
         narrowed |= {f"{node.target}.{name}": dtype for name, _ in module.named_parameters()}
+    modules = dict(module_calls(network))
+    for node in list(graph.nodes):
+        norm = node.target in NORMS or isinstance(modules.get(node), nn.GroupNorm | nn.LayerNorm | nn.InstanceNorm2d)
+        if norm and node in in_dtype:
+            _compute_in_fp32(node)
     return narrowed
+
+
+def _compute_in_fp32(node: Any) -> None:
+    """Casts the first input of the node to fp32 and its output back to the type that the input had."""
+    entry = node.all_input_nodes[0]
+    with node.graph.inserting_before(node):
+        wide = node.graph.call_method("to", (entry, torch.float32))
+    node.replace_input_with(entry, wide)
+    with node.graph.inserting_after(node):
+        back = node.graph.call_method("type_as", (node, entry))
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
 
 
 def widen(network: fx.GraphModule) -> None:

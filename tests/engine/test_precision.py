@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixelpart import models
 from pixelpart.engine import train as train_module
@@ -92,6 +93,46 @@ def test_the_first_convolution_and_the_head_are_fp32_and_all_between_is_bf16(nam
     assert first == last == (torch.float32, torch.float32)
     assert len(between) >= 3
     assert set(between) == {(BF16, BF16)}
+
+
+class NormTypes(TorchDispatchMode):
+    """Lists the types of input and weight of every group and layer norm, which must be equal on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("native_group_norm", "native_layer_norm"):
+            self.seen.append(tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor)))
+        return func(*args, **(kwargs or {}))
+
+
+class WithNorms(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.linear = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Linear(16, 10)
+        self.group, self.layer = nn.GroupNorm(4, 16), nn.LayerNorm(16)
+
+    def trunk(self, x):
+        acts = self.b(F.relu(self.group(self.a(x)))).permute(0, 2, 3, 1)
+        acts = F.layer_norm(self.layer(acts), (16,), self.layer.weight, self.layer.bias)
+        return F.relu(acts.permute(0, 3, 1, 2))
+
+    @property
+    def pooled_linear(self):
+        return self.linear
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("view", ["attack", "training"])
+def test_group_and_layer_norms_are_computed_in_fp32_between_layers_in_bf16(view, device):
+    model, x = WithNorms().to(device), torch.rand(4, 3, 12, 12, device=device)
+    with torch.no_grad(), NormTypes() as norms, LayerTypes() as layers:
+        logits = VIEWS[view](model)(x)
+    assert norms.seen == [(torch.float32,) * 3] * 3
+    assert layers.seen[1] == (BF16, BF16)
+    torch.testing.assert_close(logits, model(x), atol=0.05, rtol=0)
 
 
 def test_the_training_view_is_no_further_from_fp32_than_autocast():
