@@ -115,7 +115,7 @@ def _row(axes: Axes, row: int, cell: Cell, colour: str, *, hollow: bool, paper: 
 def _paper_legend(axes: Axes, results: Results) -> None:
     if results.scale == "paper" and results.paper:
         axes.plot([], [], "D", color=FAINT, markersize=5, markerfacecolor="none", label="paper")
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def lines(
