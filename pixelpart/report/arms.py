@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from pixelpart.config import DEFAULT_EPS, flat
 from pixelpart.evaluation.compare import SEED_FIELDS, common_name
 from pixelpart.evaluation.store import read_flags, read_labels
-from pixelpart.experiments.common.results import Results, RunResult, shown_name
-from pixelpart.report import drawing
+from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
 from pixelpart.report.formatting import fraction
-from pixelpart.report.run import Measurement, ReportedRun
+from pixelpart.report.run import Marked, Measurement, ReportedRun
 from pixelpart.sweeps.table import differing
 from pixelpart.sweeps.work import Job
 
@@ -26,21 +25,13 @@ Fields = dict[str, Any]  # those in which runs differ, by dotted name
 STEPPED = re.compile(r"([a-z-]+?)([1-9][0-9]*)(x[0-9]+)?")  # pgd20x5: kind, steps, restarts
 
 
-@dataclass(frozen=True)
-class ReportedArm:
-    """Runs that differ only in their seed; `place` chooses colour and marker."""
+@dataclass(frozen=True, eq=False)
+class ReportedArm(Marked):
+    """Runs that differ only in their seed."""
 
     label: str
     runs: Sequence[ReportedRun]
     place: int
-
-    @property
-    def colour(self) -> int:
-        return self.place % drawing.COLOURS
-
-    @property
-    def mark(self) -> str:
-        return drawing.marker(self.place)[1]
 
     @property
     def seeds(self) -> str:
@@ -77,6 +68,10 @@ class Column:
         return f"{shown} at {fraction(self.eps) if self.bounds_pixels else own}"
 
     @property
+    def accuracy(self) -> str:
+        return "natural accuracy" if self.base == "natural" else f"accuracy under {self.name}"
+
+    @property
     def steps(self) -> tuple[str, int, str] | None:
         """Kind, steps and restarts of a step attack: pgd, 20, x5."""
         found = STEPPED.fullmatch(self.base) if "steps" in self.settings else None
@@ -92,6 +87,18 @@ class ArmResults:
     results: Results
     context: str = ""
     labels: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the images of a column, where known
+
+    def cell(self, arm: ReportedArm, column: Column) -> Cell | None:
+        """The mean of an arm, in %, with its interval; None if no run of the arm has it."""
+        return self.results.cell(arm.label, column.key)
+
+    def seeds(self, arm: ReportedArm) -> int:
+        """The seeds of an arm that have results."""
+        return sum(bool(run.values) for run in self.results.runs[arm.label])
+
+    @property
+    def natural(self) -> Column | None:
+        return self.columns.get("natural")
 
     @property
     def robust(self) -> Column | None:
@@ -118,7 +125,7 @@ def find_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
         labels = [field_name(group[0], fields, ("burn_in.",)) for group in groups]
     if not _distinct(labels):
         labels = [f"{group[0].label} and other seeds" if len(group) > 1 else group[0].label for group in groups]
-    return [ReportedArm(label, group, runs.index(group[0])) for label, group in zip(labels, groups, strict=True)]
+    return [ReportedArm(label, group, group[0].place) for label, group in zip(labels, groups, strict=True)]
 
 
 def _distinct(labels: Sequence[str]) -> bool:

@@ -22,106 +22,84 @@ ABOUT_MODELS, ABOUT_SEEDS = comparing.ABOUT_MODELS, comparing.ABOUT_SEEDS
 MOST_IN_HEADLINE = 8  # with more runs or methods, tables and plots show them
 MAX_ALL_PAIRS = 4  # with more runs, each is compared only with the run of highest accuracy
 LEVEL = 0.05
+RunMeasurement = tuple[ReportedRun, Measurement]
 
 
 @dataclass(frozen=True)
-class RunPair:
-    """Two runs under one attack; p of McNemar's test where both have stored flags for the same images."""
-
-    attack: str
-    conditions: str
-    high: tuple[str, Measurement]  # label of the run, its result
-    low: tuple[str, Measurement]
-    p: float | None = None
-
-    @property
-    def overlap(self) -> bool:
-        return self.high[1].interval[0] <= self.low[1].interval[1]
-
-    @property
-    def points(self) -> str:
-        """The difference in percentage points of the two accuracies as the table shows them."""
-        high, low = (round(100 * m.accuracy, 1) for _, m in (self.high, self.low))
-        return f"{high - low:.1f}"
-
-    @property
-    def verdict(self) -> str:
-        return self.difference()
-
-    def difference(self, where: str = "") -> str:
-        difference = f"The difference of {self.points} points{where}"
-        if self.p is not None:
-            significant = "is significant" if self.p < LEVEL else "is not significant"
-            return f"{difference} {significant} for these images (McNemar's test, {p_value(self.p)})."
-        if self.overlap:
-            return f"{difference} is not resolved: the intervals overlap."
-        return f"{difference} is larger than the intervals, which do not overlap."
-
-
-@dataclass(frozen=True)
-class MethodPair:
-    """Two methods under one attack, with all their seeds."""
+class Pair:
+    """Two runs, or two methods with all their seeds, under one attack."""
 
     attack: str
     conditions: str
     verdict: str
 
 
-def compare_runs(table: Sequence[ResultRow]) -> list[RunPair]:
+def compare_runs(table: Sequence[ResultRow]) -> list[Pair]:
     """Pairs of runs under the same attack on the same kind of checkpoint, the higher accuracy first.
 
     Two runs whose methods `compare_methods` compares are left out.
     """
-    runs = {row.run.label: row.run for row in table}
-    grouped = {run.label for seeds in group_by_method(list(runs.values())) for run in seeds}
-    groups: dict[tuple, dict[str, Measurement]] = {}
+    grouped = {run for seeds in group_by_method([row.run for row in table]) for run in seeds}
+    groups: dict[tuple, dict[ReportedRun, Measurement]] = {}
     for row in table:
         for attack, m in row.cells.items():
             key = (attack, m.checkpoint, m.dataset, m.split, None if attack == "natural" else m.eps)
-            other = groups.setdefault(key, {}).get(row.run.label)
+            other = groups.setdefault(key, {}).get(row.run)
             if other is None or (m.epoch or 0, m.n) > (other.epoch or 0, other.n):
-                groups[key][row.run.label] = m
+                groups[key][row.run] = m
     found = []
     for key in sorted(groups, key=lambda key: key[0] != "natural"):
-        (attack, checkpoint, dataset, split, eps), results = key, groups[key]
-        ranked = sorted(results.items(), key=lambda item: -item[1].accuracy)
+        attack, checkpoint, dataset, split, eps = key
+        ranked = sorted(groups[key].items(), key=lambda item: -item[1].accuracy)
         pairs: Iterable = itertools.combinations(ranked, 2)
         if len(ranked) > MAX_ALL_PAIRS:
             pairs = ((ranked[0], other) for other in ranked[1:])
         at = "" if eps is None else f", {describe_eps(eps, ranked[0][1].settings)}"
         conditions = f"{checkpoint} checkpoint, {dataset} {split} images{at}"
-        found += [
-            RunPair(attack, conditions, high, low, mcnemar_p(runs, high, low))
-            for high, low in pairs
-            if not {high[0], low[0]} <= grouped
-        ]
+        for high, low in pairs:
+            if not {high[0], low[0]} <= grouped:
+                accuracies = ", ".join(f"{run.label} {percent(m.accuracy)}" for run, m in (high, low))
+                found.append(Pair(attack, conditions, f"{accuracies}. {difference(high, low)}"))
     return found
 
 
-def mcnemar_p(
-    runs: dict[str, ReportedRun], high: tuple[str, Measurement], low: tuple[str, Measurement]
-) -> float | None:
+def difference(high: RunMeasurement, low: RunMeasurement, where: str = "") -> str:
+    """Whether two results differ: by McNemar's test where both have flags for the same images, else by intervals.
+
+    In percentage points of the two accuracies as the table shows them.
+    """
+    points = round(100 * high[1].accuracy, 1) - round(100 * low[1].accuracy, 1)
+    text = f"The difference of {points:.1f} points{where}"
+    if (p := mcnemar_p(high, low)) is not None:
+        significant = "is significant" if p < LEVEL else "is not significant"
+        return f"{text} {significant} for these images (McNemar's test, {p_value(p)})."
+    if high[1].interval[0] <= low[1].interval[1]:
+        return f"{text} is not resolved: the intervals overlap."
+    return f"{text} is larger than the intervals, which do not overlap."
+
+
+def mcnemar_p(one: RunMeasurement, other: RunMeasurement) -> float | None:
     """p of McNemar's test; None unless both runs have flags for the same images under the same attack."""
-    a, b = high[1].entry, low[1].entry
+    a, b = one[1].entry, other[1].entry
     if a["dataset"] == "given" or any(a.get(name) != b.get(name) for name in comparing.CONDITIONS):
         return None
-    flags = [read_flags(runs[label].path, m.entry) for label, m in (high, low)]
+    flags = [read_flags(run.path, m.entry) for run, m in (one, other)]
     return None if flags[0] is None or flags[1] is None else paired(flags[0], flags[1]).p
 
 
-def group_by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
+def group_by_method(runs: Iterable[ReportedRun]) -> list[list[ReportedRun]]:
     """Runs that differ only in their seed, if there are at least two methods with at least two seeds each."""
-    several = [group for group in by_method(runs) if len(group) > 1]
+    several = [group for group in by_method(list(dict.fromkeys(runs))) if len(group) > 1]
     return several if len(several) > 1 else []
 
 
-def compare_methods(found: ArmResults) -> list[MethodPair]:
+def compare_methods(found: ArmResults) -> list[Pair]:
     """Each two arms with several seeds, by checkpoint and attack; of many, each with the most robust one."""
     runs = {arm.label: [run for run in arm.runs if run.measurements] for arm in found.arms}
     arms = [arm for arm in found.arms if len(runs[arm.label]) > 1]
     pairs: Iterable = itertools.combinations(arms, 2)
     if len(arms) > MAX_ALL_PAIRS and (robust := found.robust):
-        means = {arm.label: cell.mean for arm in arms if (cell := found.results.cell(arm.label, robust.key))}
+        means = {arm.label: cell.mean for arm in arms if (cell := found.cell(arm, robust))}
         best = max(arms, key=lambda arm: means.get(arm.label, -1.0))
         pairs = ((best, other) for other in arms if other is not best)
     pairs_found = []
@@ -134,13 +112,13 @@ def compare_methods(found: ArmResults) -> list[MethodPair]:
                 result = comparing.compare(groups, checkpoint=checkpoint, split=split)
             except UserError as error:
                 names = enumerate_words(list(groups))
-                pairs_found.append(MethodPair(names, f"{checkpoint} checkpoint", f"not compared: {error}."))
+                pairs_found.append(Pair(names, f"{checkpoint} checkpoint", f"not compared: {error}."))
             else:
                 pairs_found += [_method_pair(result, row) for row in result.rows]
     return pairs_found
 
 
-def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> MethodPair:
+def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> Pair:
     about, d = row.conditions, row.difference
     at = "" if row.attack == "natural" else f", {describe_eps(about['eps'], about['settings'])}"
     means = [
@@ -150,19 +128,17 @@ def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> 
     points = f"{100 * d.estimate:+.1f} points (95{NBSP}% interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
     significant = "is significant" if d.p < LEVEL else "is not significant"
     verdict = f"{enumerate_words(means)}. The difference of {points} {significant} ({d.test}, {p_value(d.p)})."
-    return MethodPair(
-        row.attack, f"{result.checkpoint} checkpoint, {about['dataset']} {about['split']} images{at}", verdict
-    )
+    return Pair(row.attack, f"{result.checkpoint} checkpoint, {about['dataset']} {about['split']} images{at}", verdict)
 
 
 def arms_summary(found: ArmResults) -> str:
     """The headline about methods with several seeds: the mean accuracy of each, natural and under `found.robust`."""
-    robust, natural = found.robust, found.columns.get("natural")
+    robust, natural = found.robust, found.natural
     if robust is None or natural is None or all(len(arm.runs) == 1 for arm in found.arms):
         return ""
     means: list[tuple[float, str]] = []
     for arm in found.arms:
-        clean, attacked = (found.results.cell(arm.label, column.key) for column in (natural, robust))
+        clean, attacked = (found.cell(arm, column) for column in (natural, robust))
         if clean and attacked:
             seeds = count(len(attacked.values), "seed")
             both = f"{_with_interval(clean)} and {_with_interval(attacked)}"
@@ -185,12 +161,12 @@ def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
     most; and that single runs are about models, not methods. Attacks with their own eps are left out: the models were
     not trained for those.
     """
-    results: dict[tuple, dict[str, tuple[Measurement, Measurement | None]]] = {}
+    results: dict[tuple, dict[ReportedRun, tuple[Measurement, Measurement | None]]] = {}
     for row in table:
         for attack, m in row.cells.items():
             if attack != "natural" and not m.own_eps:
                 key = (attack, m.checkpoint, m.dataset, m.split, m.eps)
-                results.setdefault(key, {}).setdefault(row.run.label, (m, row.cells.get("natural")))
+                results.setdefault(key, {}).setdefault(row.run, (m, row.cells.get("natural")))
     if not results:
         return "", ""
     mean = {key: sum(m.accuracy for m, _ in found.values()) / len(found) for key, found in results.items()}
@@ -198,23 +174,22 @@ def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
     attack, _, dataset, split, eps = key
     ranked = sorted(results[key].items(), key=lambda item: -item[1][0].accuracy)
     accuracies = [
-        f"“{label}” {percent(natural.accuracy) if natural else 'not measured'} and {percent(m.accuracy)}"
-        for label, (m, natural) in ranked
+        f"“{run.label}” {percent(natural.accuracy) if natural else 'not measured'} and {percent(m.accuracy)}"
+        for run, (m, natural) in ranked
     ]
     at = f"natural and under {attack} at eps {fraction(eps)}"
     text = f"Accuracy on {dataset} {split} images, {at}: {'; '.join(accuracies)}."
-    runs = {row.run.label: row.run for row in table}
     if len(ranked) > 2 and (means := arms_summary(arms)):
         return means, ABOUT_ARMS if len(arms.arms) > 1 else ""
     if len(ranked) > MOST_IN_HEADLINE:
         return "", ""
     if len(ranked) != 2:
-        alone = len(ranked) > 2 and not group_by_method(list(runs.values()))
+        alone = len(ranked) > 2 and not group_by_method(row.run for row in table)
         return f"{text} One run each: this is about these models, not about the methods." if alone else text, ""
-    natural = [(label, m) for label, (_, m) in ranked if m]
-    attacked = [(label, m) for label, (m, _) in ranked]
+    natural = [(run, m) for run, (_, m) in ranked if m]
+    attacked = [(run, m) for run, (m, _) in ranked]
     differences = [
-        RunPair(attack, "", high, low, mcnemar_p(runs, high, low)).difference(where)
+        difference(high, low, where)
         for where, pair in ((" in natural accuracy", natural), (f" under {attack}", attacked))
         if len(pair) == 2
         for high, low in [sorted(pair, key=lambda one: -one[1].accuracy)]

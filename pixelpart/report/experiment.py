@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from pixelpart.config import validation_message
 from pixelpart.errors import UserError
 from pixelpart.experiments import EXPERIMENTS
-from pixelpart.report.arms import ReportedArm, collect
+from pixelpart.report.arms import ReportedArm, collect, varying
 from pixelpart.report.commands import experiment_command
-from pixelpart.report.formatting import count
-from pixelpart.report.run import Record, ReportedRun, read_runs
-from pixelpart.report.sweep import runs_content, varying
+from pixelpart.report.formatting import capital, count
+from pixelpart.report.run import Record, read_runs
+from pixelpart.report.sweep import runs_content
 
 
 class ArmRecord(Record):
@@ -58,7 +58,7 @@ class ReportedExperiment:
     @property
     def about(self) -> str:
         """Its number in the paper, its scale and data set."""
-        return f"{self.lead[:1].upper()}{self.lead[1:]}." if self.lead else ""
+        return f"{capital(self.lead)}." if self.lead else ""
 
     @property
     def figure_uri(self) -> str:
@@ -126,23 +126,13 @@ def _cells(line: str) -> list[str]:
 
 def _runs(found: ReportedExperiment) -> dict[str, Any]:
     """Arms with the runs that are still there: where result.json says, or in the runs next to the experiment."""
-    places = {
-        label: [place for run in arm.runs if (place := _find_run(found.folder, Path(run)))]
-        for label, arm in found.record.arms.items()
-    }
-    runs = {run.path.resolve(): run for run in read_runs([path for paths in places.values() for path in paths])}
     arms: list[ReportedArm] = []
-    for label, paths in places.items():
-        if paths:
-            arms.append(ReportedArm(label, [_labelled(runs[path.resolve()], label) for path in paths], len(arms)))
+    for label, arm in found.record.arms.items():
+        if paths := [path for run in arm.runs if (path := _find_run(found.folder, Path(run)))]:
+            arms.append(ReportedArm(label, read_runs(paths), len(arms)))
     return runs_content(collect(arms), varying([run for arm in arms for run in arm.runs])) if arms else {"runs": []}
 
 
 def _find_run(folder: Path, path: Path) -> Path | None:
     places = (path, folder.parent / "runs" / path.name)
     return next((place for place in places if (place / "config.json").exists()), None)
-
-
-def _labelled(run: ReportedRun, arm: str) -> ReportedRun:
-    run.label = f"{arm} seed={run.config.seed}"
-    return run

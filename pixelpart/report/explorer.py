@@ -16,9 +16,10 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from pixelpart.evaluation.store import read_flags
-from pixelpart.report import drawing, pictures
+from pixelpart.report import pictures
+from pixelpart.report.explanation import Explanation, budget_range
 from pixelpart.report.formatting import fraction
-from pixelpart.report.pictures import Explanation, to_levels
+from pixelpart.report.pictures import coloured, png_uri, to_levels
 from pixelpart.report.run import ReportedRun
 
 SCRIPT = Path(__file__).parent / "report.js"
@@ -38,7 +39,7 @@ def section(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | No
     count = sum(len(images["ids"]) for images in data["sets"]) if data else 0
     return {
         "images": pictures.shown_images(runs, explanations),
-        "bars": {name: pictures.colour_bar(table) for name, table in pictures.COLOUR_MAPS.items()},
+        "bars": {name: colour_bar(table) for name, table in pictures.COLOUR_MAPS.items()},
         "budget_levels": [fraction(level) for level in data["budget"]] if data else [],
         "three_channels": any(e.arrays["budget"].shape[1] == 3 for e in explanations if e),
         "explorer": {"images": count, "data": htmlsafe_json_dumps(data)},
@@ -52,15 +53,15 @@ def explorer_data(runs: Sequence[ReportedRun], explanations: Sequence[Explanatio
 
     Runs on pictures of the same shape and classes share a set; an image that several of them explain is in it once.
     """
-    scale = pictures.budget_range(explanations)
+    scale = budget_range(explanations)
     if scale is None:
         return None
     sets: dict[SetKey, Pictured] = {}
     keys = [None if explanation is None else add_images(sets, explanation) for explanation in explanations]
     ids = iter(unique_names([str(index) for images in sets.values() for index, _ in images]))
     found = []
-    for place, (run, explanation, key) in enumerate(zip(runs, explanations, keys, strict=True)):
-        about = {"label": run.label, "colour": place % drawing.COLOURS, "mark": drawing.marker(place)[1]}
+    for run, explanation, key in zip(runs, explanations, keys, strict=True):
+        about = {"label": run.label, "colour": run.colour, "mark": run.mark}
         if explanation and key:
             about |= run_data(run, explanation, scale) | {"set": list(sets).index(key[0])}
             rows = {image: row for row, image in enumerate(key[1])}
@@ -177,7 +178,11 @@ def differences(levels: np.ndarray) -> np.ndarray:
 
 def colour_table(name: str) -> str:
     """256 colours of a colour map of matplotlib."""
-    return encode(to_levels(pictures.coloured(np.arange(256) / 255, table=name)))
+    return encode(to_levels(coloured(np.arange(256) / 255, table=name)))
+
+
+def colour_bar(name: str) -> str:
+    return png_uri(coloured(np.linspace(0, 1, 64)[None], table=name))
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

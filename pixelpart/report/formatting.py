@@ -43,5 +43,15 @@ def enumerate_words(items: Sequence[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
 
 
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def short(text: str, most: int = 52) -> str:
+    """The text without its middle if it is long: names of arms often differ at the end only."""
+    start = most // 2
+    return text if len(text) <= most else f"{text[:start]}…{text[start + 1 - most :]}"
+
+
 def p_value(p: float) -> str:
     return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

@@ -11,12 +11,12 @@ from pixelpart.config import flat
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.files import atomic_write
-from pixelpart.report import checks, commands, comparisons, curves, drawing, explorer, formatting, pictures, table
+from pixelpart.report import checks, commands, comparisons, explorer, formatting, table
 from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.checks import CheckRecord
 from pixelpart.report.experiment import experiment_content, experiments_content
-from pixelpart.report.pictures import Explanation
-from pixelpart.report.run import ReportedRun, number, read_runs
+from pixelpart.report.explanation import NO_PICTURES, Explanation, read_explanation
+from pixelpart.report.run import ReportedRun, read_runs
 from pixelpart.report.sweep import sweep_content
 
 HERE = Path(__file__).parent
@@ -78,14 +78,14 @@ def kind_of(folder: Path) -> str:
 
 def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """The variables of report.html."""
-    from pixelpart.report.plots import plot_section  # imports matplotlib
+    from pixelpart.report import curves, plots  # import matplotlib
 
     rows = [row for run in runs for row in table.result_rows(run)]
     found = collect(find_arms(runs))
-    explanations = [pictures.read_explanation(run) for run in runs]
+    explanations = [read_explanation(run) for run in runs]
     if not any(explanations):  # the section of the pictures says so, once
         for run in runs:
-            run.notes[:] = [note for note in run.notes if note != pictures.NO_PICTURES]
+            run.notes[:] = [note for note in run.notes if note != NO_PICTURES]
     pixels = explorer.section(runs, explanations)
     return {
         "lead": lead(runs, images=pixels["explorer"]["images"]),
@@ -93,19 +93,17 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         "attacks": table.columns(runs),
         "rows": rows,
         "warnings": checks.group_warnings(rows),
-        "checked": [
-            (run.label, check) for run in runs if (check := run.read_record("check.json", SCHEMA, CheckRecord))
-        ],
+        "checked": [(run, check) for run in runs if (check := run.read_record("check.json", SCHEMA, CheckRecord))],
         "corrupted": [row for run in runs for row in checks.corruption_rows(run)],
         "about_models": f"{comparisons.ABOUT_MODELS} {comparisons.ABOUT_SEEDS}",
         "run_pairs": comparisons.compare_runs(rows),
         "method_pairs": comparisons.compare_methods(found),
-        **plot_section(found),
+        **plots.plot_section(found),
         "panels": curves.draw_panels(runs),
         "measured": curves.measured_on(runs),
         **pixels,
         "differing": differing_settings(runs),
-        "runs": [_run(run, place, rows, explanations[place]) for place, run in enumerate(runs)],
+        "runs": [_run(run, rows, explanation) for run, explanation in zip(runs, explanations, strict=True)],
     }
 
 
@@ -123,18 +121,15 @@ def differing_settings(runs: Sequence[ReportedRun]) -> set[str]:
     return {name for name in settings[0] if any(other[name] != settings[0][name] for other in settings)}
 
 
-def _run(
-    run: ReportedRun, place: int, rows: Sequence[table.ResultRow], explanation: Explanation | None
-) -> dict[str, Any]:
-    trained = sum(s for row in run.metrics if (s := number(row, "seconds")) == s)
+def _run(run: ReportedRun, rows: Sequence[table.ResultRow], explanation: Explanation | None) -> dict[str, Any]:
     return {
-        "colour": place % drawing.COLOURS,
-        "mark": drawing.marker(place)[1],
+        "colour": run.colour,
+        "mark": run.mark,
         "label": run.label,
         "config": run.config,
         "epochs_done": run.epochs_done,
-        "trained": formatting.duration(trained) if trained else "",
-        "burn_in": curves.burn_in(run),
+        "seconds": sum(row["seconds"] for row in run.metrics),
+        "burn_in": run.burn_in,
         "notes": run.notes,
         **commands.run_commands(run, [row for row in rows if row.run is run]),
         "explained": explanation.record if explanation else None,

@@ -1,6 +1,5 @@
 """What the page shows of one run folder; what is missing or cannot be read becomes a note on the page."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,9 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
 from pixelpart.files import parse_json
 from pixelpart.runs import MetricsRow, Run
+
+COLOURS = 8  # --run-0 to --run-7 in report.css
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★"}  # as characters
 
 
 class Record(BaseModel):
@@ -68,11 +70,32 @@ class Measurement(Record):
         return "@" in self.attack or not self.settings.keys().isdisjoint({"norm", "eps_low"})
 
 
-@dataclass
-class ReportedRun:
+class Marked:
+    """A run or an arm, whose place among the others chooses its colour and marker."""
+
+    place: int
+
+    @property
+    def colour(self) -> int:
+        return self.place % COLOURS
+
+    @property
+    def marker(self) -> str:
+        """The marker for matplotlib; those of one colour have different ones."""
+        return list(MARKERS)[(self.place + self.place // COLOURS) % len(MARKERS)]
+
+    @property
+    def mark(self) -> str:
+        """The marker as a character."""
+        return MARKERS[self.marker]
+
+
+@dataclass(eq=False)
+class ReportedRun(Marked):
     """A run with its label on the page; `notes` says what is missing."""
 
     run: Run
+    place: int = 0
     label: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -94,6 +117,11 @@ class ReportedRun:
     @cached_property
     def epochs_done(self) -> int:
         return max((row["epoch"] for row in self.metrics), default=0)
+
+    @property
+    def burn_in(self) -> int:
+        """The number of finished burn-in epochs."""
+        return max((row["epoch"] for row in self.metrics if row["phase"] == "burn-in"), default=0)
 
     @cached_property
     def measurements(self) -> list[Measurement]:
@@ -137,7 +165,8 @@ class ReportedRun:
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Each folder once, in the given order; labels are the shortest path endings that differ."""
-    runs = [ReportedRun(Run(path)) for path in {path.resolve(): path for path in paths}.values()]
+    different = {path.resolve(): path for path in paths}.values()
+    runs = [ReportedRun(Run(path), place) for place, path in enumerate(different)]
     for run in runs:
         parts = run.path.resolve().parts
         others = [other.path.resolve().parts for other in runs if other is not run]
@@ -148,9 +177,3 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
         if not run.measurements:
             run.notes.append("not evaluated yet: run `pixelpart evaluate RUN`")
     return runs
-
-
-def number(row: MetricsRow, key: str) -> float:
-    """A value of a metrics row; NaN if it is missing or not a number."""
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

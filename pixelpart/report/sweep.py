@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pixelpart.config import flat, parse_fraction
-from pixelpart.report import commands, comparisons, curves, table
+from pixelpart.report import commands, comparisons, table
 from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, field_name, varying
 from pixelpart.report.formatting import count, enumerate_words
 from pixelpart.report.run import ReportedRun, read_runs
@@ -19,7 +19,6 @@ def sweep_content(folder: Path) -> dict[str, Any]:
     arms = sweep_arms(runs, fields)
     for arm in arms:
         for run in arm.runs:
-            run.label = f"{arm.label} seed={run.config.seed}"
             if error := last_line(JobFiles(folder, run.path.name).error):
                 run.notes.insert(0, f"failed: {error}")
     return {"lead": lead(arms), "shared": shared_settings(runs, fields), **runs_content(collect(arms), fields)}
@@ -27,32 +26,34 @@ def sweep_content(folder: Path) -> dict[str, Any]:
 
 def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, Any]:
     """The variables of the sections that sweeps and experiments share."""
-    from pixelpart.report.plots import plot_section  # imports matplotlib
+    from pixelpart.report import curves, plots  # import matplotlib
 
+    for arm in found.arms:
+        for run in arm.runs:
+            run.label, run.place = f"{arm.label} seed={run.config.seed}", arm.place
     runs = [run for arm in found.arms for run in arm.runs]
-    names = list(fields[runs[0].path]) if runs else []
     return {
         "arms": [
             {"arm": arm, "fields": fields[arm.runs[0].path], "cells": arm_cells(found, arm)} for arm in found.arms
         ],
         "columns": list(found.columns.values()),
-        "fields": names,
+        "fields": list(fields[runs[0].path]),
         "context": found.context,
-        **plot_section(found),
+        **plots.plot_section(found),
         "method_pairs": comparisons.compare_methods(found),
         "run_pairs": [],
         "runs": [
             {
-                "label": run.label, "colour": arm.colour, "mark": arm.mark, "id": run.path.name, "notes": run.notes,
+                "label": run.label, "colour": run.colour, "mark": run.mark, "id": run.path.name, "notes": run.notes,
                 "epochs": f"{run.epochs_done} of {run.config.epochs}", "fields": fields[run.path],
                 "values": result.values, **commands.run_commands(run, table.result_rows(run)),
             }
             for arm in found.arms
             for run, result in zip(arm.runs, found.results.runs[arm.label], strict=True)
         ],
-        "panels": curves.draw_panels(runs, [arm.place for arm in found.arms for _ in arm.runs]),
+        "panels": curves.draw_panels(runs),
         "measured": curves.measured_on(runs),
-        "burn_in": any(curves.burn_in(run) for run in runs),
+        "burn_in": any(run.burn_in for run in runs),
     }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 def arm_cells(found: ArmResults, arm: ReportedArm) -> dict[str, dict[str, Any]]:
     """Mean and interval, as fractions, and the number of seeds, by the key of the column."""
-    cells = {key: found.results.cell(arm.label, key) for key in found.columns}
+    cells = {key: found.cell(arm, column) for key, column in found.columns.items()}
     return {
         key: {
             "mean": cell.mean / 100,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pixelpart.evaluation.store import fingerprint
+from pixelpart.report.explanation import read_explanation
 from pixelpart.report.explorer import CHANGE_LEVELS, TOP_CLASSES, UNKNOWN, explorer_data, top_classes, unique_names
-from pixelpart.report.pictures import read_explanation
 from pixelpart.report.run import read_runs
 
 

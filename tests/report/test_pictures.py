@@ -5,16 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pixelpart.report.pictures import (
-    budget_range,
-    budget_shade,
-    coloured,
-    png_uri,
-    read_explanation,
-    shown_images,
-    signed_change,
-    write_picture,
-)
+from pixelpart.report.explanation import budget_range, read_explanation
+from pixelpart.report.pictures import budget_shade, coloured, png_uri, shown_images, signed_change, write_picture
 from pixelpart.report.run import read_runs
 from pixelpart.runs import Run
 
@@ -48,7 +40,7 @@ def test_values_become_shades():
 
 def test_pictures_are_those_of_the_file(make_run):
     runs, explanations = read(make_run("part"))
-    cells = {cell.kind: cell for cell in shown_images(runs, explanations)[1].strips[0].cells}
+    cells = shown_images(runs, explanations)[1].strips[0].cells
     assert list(cells) == ["picture", "heat map", "budget", "attacked", "change"]
     for kind, name in (("picture", "picture"), ("attacked", "adversarial")):
         pixels = explanations[0].arrays[name][1].transpose(1, 2, 0)

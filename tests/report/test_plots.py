@@ -10,7 +10,8 @@ from pixelpart.config import Config
 from pixelpart.experiments.common.plots import _limits
 from pixelpart.experiments.common.results import Cell
 from pixelpart.report.arms import collect, find_arms, uniform_arms
-from pixelpart.report.plots import _short, plot_section
+from pixelpart.report.formatting import short
+from pixelpart.report.plots import plot_section
 from pixelpart.report.run import read_runs
 
 EVIL = "<script>alert(1)</script>$x_{$&"
@@ -62,9 +63,9 @@ def test_the_plane_shows_whole_intervals_of_arms_that_lie_close_together():
 
 def test_long_labels_keep_their_end():
     start = "eps=8/255 eps_low=4/255 mask.rule=mean mask.source=gradcam mask.control="
-    short = [_short(start + control) for control in ("flat", "inverted", "none")]
-    assert len(set(short)) == 3
-    assert {len(label) for label in short} == {52}
+    labels = [short(start + control) for control in ("flat", "inverted", "none")]
+    assert len(set(labels)) == 3
+    assert {len(label) for label in labels} == {52}
 
 
 def test_an_attack_with_its_own_eps_is_the_same_as_with_the_option(measured):
