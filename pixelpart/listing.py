@@ -16,7 +16,7 @@ from pixelpart.config import DEFAULT_EPS, Config, config_from
 from pixelpart.errors import UserError, similar_path
 from pixelpart.evaluation.entries import Entry, read_entries
 from pixelpart.files import lock_holder, parse_json
-from pixelpart.runs import RunFolder
+from pixelpart.runs import MetricsRow, RunFolder
 
 # What a run folder consists of. Files of these folders count if they have one of the suffixes.
 FILES = (
@@ -168,10 +168,8 @@ def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Mea
     kinds = {(entry["split"], entry["checkpoint"]) for entry in own}
     if not kinds:
         return None, None
-    order = ("best", "last")
-    split, checkpoint = min(
-        kinds, key=lambda kind: (kind[0] != "test", order.index(kind[1]) if kind[1] in order else 2, kind[1])
-    )
+    order = {"best": 0, "last": 1}
+    split, checkpoint = min(kinds, key=lambda kind: (kind[0] != "test", order.get(kind[1], 2), kind[1]))
     chosen = [entry for entry in own if (entry["split"], entry["checkpoint"]) == (split, checkpoint)]
     natural = [entry for entry in chosen if entry["attack"] == "natural"]
     attacked = [entry for entry in chosen if entry["attack"] != "natural"]
@@ -183,14 +181,14 @@ def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Mea
 
 
 def _measured(entry: Entry) -> Measured:
-    names = {name: name for name in ("accuracy", "attack", "eps", "split", "checkpoint")} | {"images": "n"}
-    return Measured(**{name: entry[key] for name, key in names.items()}, warnings=tuple(entry.get("warnings", ())))
+    accuracy, attack, eps = entry["accuracy"], entry["attack"], entry["eps"]
+    warnings = tuple(entry.get("warnings", ()))
+    return Measured(accuracy, attack, eps, entry["n"], entry["split"], entry["checkpoint"], warnings)
 
 
-def _during_training(config: Config, row: dict[str, Any], name: str) -> Measured | None:
+def _during_training(config: Config, row: MetricsRow, name: str) -> Measured:
     attack, eps = ("natural", 0.0) if name == "natural" else (f"pgd{config.attack.steps}", config.eps)
-    images = config.holdout or config.probe
-    return Measured(row[name], attack, eps, images, row["measured_on"], None) if name in row else None
+    return Measured(row[name], attack, eps, config.holdout or config.probe, row["measured_on"], None)
 
 
 def holder(folder: Path) -> str:

@@ -227,7 +227,7 @@ def test_a_size_is_a_number_or_height_x_width(given, size, written):
 MISTAKES = [
     ({"eps_from": "x"}, "eps_from.*'x' is not a number"),
     ({"eps_from": "6/255", "epochs": 3, "burn_in": {"epochs": 2}}, "eps_from needs .* two epochs after burn-in"),
-    ({"mask": {"cam": "layercam", "source": "gradcam"}}, "mask: cam is the old name of source"),
+    ({"mask": {"cam": "layercam", "source": "gradcam"}}, "mask.cam: no such field"),
     ({"eps": "-1/255"}, "eps: .*0, not '-1/255'"),
     ({"eps": 8}, "eps: .*1, not 8"),
     ({"eps": "1/0"}, "eps: '1/0' is not a number"),

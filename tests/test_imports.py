@@ -8,14 +8,9 @@ from pathlib import Path
 import pixelpart
 
 ROOT = Path(pixelpart.__file__).parent
-BASE = [
-    "types", "errors", "defaults", "files", "config", "recipes", "losses", "draws", "runtime",
-    "kernels", "view",
-]  # fmt: skip
+BASE = ["types", "errors", "files", "config", "recipes", "losses", "draws", "runtime", "kernels", "view"]
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
-LATER = [
-    "records", "runs", "evaluation", "listing", "engine", "sweeps", "experiments", "bench", "report", "cli", "__main__",
-]  # fmt: skip
+LATER = ["runs", "evaluation", "listing", "engine", "sweeps", "experiments", "bench", "report", "cli", "__main__"]
 
 
 def allowed(place: str) -> set[str]:

@@ -188,7 +188,7 @@ def test_the_mask_of_the_run_changes_the_key_of_adaptive_attacks_only():
     def with_mask(name, **mask):
         return facts(name, config=Config(mask=MaskConfig(**mask)))
 
-    other = {"cam": "layercam", "layer": "layer3", "rule": "quantile:0.7", "target": "label"}
+    other = {"source": "layercam", "layer": "layer3", "rule": "quantile:0.7", "target": "label"}
     for kind in ADAPTIVE:
         plain = with_mask(f"{kind}20", rule="mean")
         assert plain == facts(f"{kind}20") == with_mask(f"{kind}20") == with_mask(f"{kind}20", rule="mean", every=10)

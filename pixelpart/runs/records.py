@@ -5,7 +5,7 @@ No torch is imported here.
 
 import json
 import zlib
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -67,10 +67,7 @@ class CheckpointFacts(Record):
     sum: str  # checksum of tensors and facts
 
 
-R = TypeVar("R", bound=Record)
-
-
-def read_record(kind: type[R], text: str) -> dict[str, Any]:
+def read_record(kind: type[Record], text: str) -> dict[str, Any]:
     """The JSON object in the text; ValueError, in one line, if it is not a record of this kind."""
     values = parse_json(text)
     try:

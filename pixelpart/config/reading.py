@@ -1,0 +1,87 @@
+"""Configs from files and from the command line, and fields by their dotted names."""
+
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pixelpart.config.fields import Config
+from pixelpart.errors import UserError
+from pixelpart.files import parse_json, parse_toml
+
+
+def read_config(path: Path) -> Config:
+    """The config in a .toml or .json file; mistakes are UserErrors that name the field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = parse_toml(text) if path.suffix == ".toml" else parse_json(text)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"cannot read config {path}: {error}") from None
+    return config_from(values, source=str(path))
+
+
+def config_from(values: Any, *, source: str) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{source}: {validation_message(error)}") from None
+
+
+def with_fields(config: Config, fields: Mapping[str, Any], *, source: str) -> Config:
+    """The config with these fields, by dotted name, changed; they no longer follow from the images.
+
+    A list may be given as on the command line: 60,70.
+    """
+    values = config.model_dump()
+    for name, value in fields.items():
+        section, _, key = name.rpartition(".")
+        place = values[section] if section else values
+        listed = isinstance(place[key], list | tuple) and isinstance(value, str)
+        place[key] = [part for part in value.split(",") if part] if listed else value
+    values["auto"] = [name for name in config.auto if name not in fields]
+    return config_from(values, source=source)
+
+
+def validation_message(error: ValidationError) -> str:
+    """Pydantic's errors in one line: field, problem, value."""
+    lines = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "no such field"
+        elif item["type"] != "value_error":
+            message = f"{message}, not {_shown(item['input'])}"
+        lines.append(f"{field}: {message}" if field else message)
+    return "; ".join(lines)
+
+
+def _shown(value: Any) -> str:
+    """The value in a few words: one from a file may be long or deeply nested."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 100
+    try:
+        return short.repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a huge number"
+
+
+def flag_of(field: str) -> str:
+    """The command-line flag of a field: --eps-low for eps_low, --mask.rule for mask.rule, --data for dataset."""
+    return "--" + ("data" if field == "dataset" else field.replace("_", "-"))
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """The JSON value of every field by its dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return found
+
+
+def differing_fields(a: Config, b: Config) -> list[str]:
+    """The fields in which two configs differ, each as name: value != value."""
+    left, right = flat(a), flat(b)
+    return [f"{key}: {left[key]!r} != {right[key]!r}" for key in left if left[key] != right[key]]
