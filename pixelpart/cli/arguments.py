@@ -95,9 +95,7 @@ def add_target(parser: Parser, *, images: str, several: bool = False) -> None:
         metavar="N",
         help="images per batch (default: 1024 on a GPU, 128 on other devices)",
     )
-    add_device(group)
-    add_threads(group)
-    add_data_root(group)
+    add_machine(group)
 
 
 def add_name(parser: Parser) -> None:
@@ -172,6 +170,13 @@ def add_folder_options(parser: Parser) -> None:
     parser.add_argument(
         "--skip-bad", action="store_true", help="folder:PATH and tinyimagenet: leave out files that cannot be read"
     )
+
+
+def add_machine(parser: Any) -> None:
+    """--device, --threads and --data-root."""
+    add_device(parser)
+    add_threads(parser)
+    add_data_root(parser)
 
 
 def add_threads(parser: Any, *, runs: str = "") -> None:

@@ -3,17 +3,7 @@
 from typing import Any
 
 from pixelpart import bench as benches
-from pixelpart.cli.arguments import (
-    Parser,
-    add_data_root,
-    add_device,
-    add_output,
-    add_threads,
-    positive_int,
-    print_result,
-    use_model,
-    use_threads,
-)
+from pixelpart.cli.arguments import Parser, add_machine, add_output, positive_int, print_result, use_model, use_threads
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.progress import Screen
 
@@ -40,9 +30,7 @@ def bench(args: list[str]) -> None:
     add("--images", type=positive_int, metavar="N", help="autoattack: the first N test images (default: 1000)")
     add("--search", help="autoattack: precision of our search (default: bf16 on a GPU, else fp32)")
     add("--repeats", type=positive_int, help=f"report medians of N (default: {benches.REPEATS})", metavar="N")
-    add_device(parser)
-    add_threads(parser)
-    add_data_root(parser)
+    add_machine(parser)
     add_output(parser, json="print rows, machine and settings as JSON")
     found = parser.parse_all(args)
     takes = choose(benches.BENCHES, found.what, "bench")[1]

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_device, add_threads, positive_int, text_table
+from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int, text_table
 from pixelpart.errors import choose
 from pixelpart.experiments import EXPERIMENTS
 from pixelpart.runtime.progress import Screen
@@ -29,8 +29,7 @@ def experiment(args: list[str]) -> int:
     add_threads(parser, runs="1")
     add("--on", default="local", help="local, or slurm: submit the runs and return")
     add_device(parser)
-    add("--json", action="store_true", help="print result.json instead of the table")
-    add("--quiet", action="store_true", help="show no progress")
+    add_output(parser, json="print result.json instead of the table")
     found = parser.parse_all(args)
     if found.name is None:
         print(listing())

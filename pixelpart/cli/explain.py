@@ -4,10 +4,8 @@ from pathlib import Path
 
 from pixelpart.cli.arguments import (
     Parser,
-    add_data_root,
-    add_device,
+    add_machine,
     add_run_options,
-    add_threads,
     positive_int,
     positive_ints,
     use_model,
@@ -30,9 +28,7 @@ def explain(args: list[str]) -> None:
         help="kept epochs to explain too, such as 2,4, or none (default: all that the run kept, see train --keep)",
     )
     add_run_options(parser)
-    add_device(parser)
-    add_threads(parser)
-    add_data_root(parser)
+    add_machine(parser)
     found = parser.parse_all(args)
     from pixelpart.evaluation.explain import explain as run_explanation
     from pixelpart.report.pictures import write_picture

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_data_root, add_device, add_threads, text_table, use_threads
+from pixelpart.cli.arguments import Parser, add_machine, text_table, use_threads
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
 from pixelpart.config import Config, read_config
 from pixelpart.errors import UserError, choose, similar_path
@@ -35,9 +35,7 @@ def train(args: list[str]) -> None:
     group = parser.add_argument_group("how to run it")
     group.add_argument("--out", type=Path, metavar="FOLDER", help=f"run folder (default: {run or 'runs/RECIPE-SEED'})")
     group.add_argument("--print-config", action="store_true", help="check the config, print it as TOML and exit")
-    add_device(group)
-    add_threads(group)
-    add_data_root(group)
+    add_machine(group)
     group.add_argument("--plain", action="store_true", help="on a GPU: do not compile and capture the step")
     group.add_argument("--quiet", action="store_true", help="show no progress")
     add_config_flags(parser.add_argument_group("fields of the config"), start)

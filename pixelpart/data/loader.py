@@ -105,8 +105,10 @@ class Loader:
     def take(self, index: Int64[Tensor, " b"]) -> tuple[UInt8[Tensor, "b c h w"], Int64[Tensor, " b"]]:
         """uint8 images and labels of these numbers, on the device."""
         index = index.to(self.labels.device)
-        images = self._images[index if self._rows is None else self._rows[index]]
-        return images.to(self.device), self.labels[index].to(self.device)
+        return self._pick(index).to(self.device), self.labels[index].to(self.device)
+
+    def _pick(self, index: Tensor) -> Tensor:
+        return self._images[index if self._rows is None else self._rows[index]]
 
     def _gather(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Images, labels and numbers of this rank's share, in pinned memory if they are to be copied to a GPU.
@@ -116,8 +118,7 @@ class Loader:
         share = self.world.share(self.global_size(step))
         start = step * self.batch_size
         index = self.order(epoch)[start + share.start : start + share.stop]
-        images = self._images[index if self._rows is None else self._rows[index]]
-        parts = images, self.labels[index], index
+        parts = self._pick(index), self.labels[index], index
         if self._thread is not None and self.device.type == "cuda":
             return parts[0].pin_memory(), parts[1].pin_memory(), parts[2].pin_memory()
         return parts
