@@ -74,20 +74,19 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
 
 
 def run_commands(run: ReportedRun, rows: Sequence[ResultRow]) -> dict[str, Any]:
-    """The variables of commands.html for one run and its rows in the table."""
-    return {"train_command": train_command(run.config, run.path), "evaluations": [_evaluation(row) for row in rows]}
+    """The variables of commands.html for one run and its rows in the table.
 
-
-def _evaluation(row: ResultRow) -> dict[str, Any]:
-    """A row's commands, one for each number of images, engine and precision; and the row's machines."""
-    groups: dict[tuple[int, str, str], list] = {}
-    for m in sorted(row.cells.values(), key=lambda m: m.attack != "natural"):
-        groups.setdefault((m.n, m.engine, m.gradients), []).append(m)
-    found = [evaluate_command(row.run.config, row.run.path, group) for group in groups.values()]
+    A row has a command for each number of images, engine and precision.
+    """
+    groups: dict[tuple, list[Measurement]] = {}
+    for number, row in enumerate(rows):
+        for m in sorted(row.cells.values(), key=lambda m: m.attack != "natural"):
+            groups.setdefault((number, m.n, m.engine, m.gradients), []).append(m)
+    found = [evaluate_command(run.config, run.path, group) for group in groups.values()]
     return {
-        "commands": [command for command in found if command],
+        "commands": [train_command(run.config, run.path), *(command for command in found if command)],
         "given": not all(found),
-        "machines": list(dict.fromkeys(m.machine for m in row.cells.values() if m.machine)),
+        "machines": list(dict.fromkeys(m.machine for row in rows for m in row.cells.values() if m.machine)),
     }
 
 

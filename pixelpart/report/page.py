@@ -16,7 +16,7 @@ from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.checks import CheckRecord
 from pixelpart.report.experiment import experiment_content, experiments_content
 from pixelpart.report.explanation import NO_PICTURES, Explanation, read_explanation
-from pixelpart.report.run import ReportedRun, read_runs
+from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.report.sweep import sweep_content
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         "panels": curves.draw_panels(runs),
         "measured": curves.measured_on(runs),
         **pixels,
-        "differing": differing_settings(runs),
+        "shared": shared_settings(runs),
         "runs": [_run(run, rows, explanation) for run, explanation in zip(runs, explanations, strict=True)],
     }
 
@@ -116,12 +116,8 @@ def lead(runs: Sequence[ReportedRun], *, images: int) -> str:
     return f"{formatting.count(len(runs), 'classifier')} on {sets}: {formatting.enumerate_words(what)}."
 
 
-def differing_settings(runs: Sequence[ReportedRun]) -> set[str]:
-    settings = [flat(run.config) for run in runs]
-    return {name for name in settings[0] if any(other[name] != settings[0][name] for other in settings)}
-
-
 def _run(run: ReportedRun, rows: Sequence[table.ResultRow], explanation: Explanation | None) -> dict[str, Any]:
+    own = [row for row in rows if row.run is run]
     return {
         "colour": run.colour,
         "mark": run.mark,
@@ -131,7 +127,8 @@ def _run(run: ReportedRun, rows: Sequence[table.ResultRow], explanation: Explana
         "seconds": sum(row["seconds"] for row in run.metrics),
         "burn_in": run.burn_in,
         "notes": run.notes,
-        **commands.run_commands(run, [row for row in rows if row.run is run]),
+        "evaluated": bool(own),
+        **commands.run_commands(run, own),
         "explained": explanation.record if explanation else None,
         "object": on_object(run, explanation),
         "settings": flat(run.config),

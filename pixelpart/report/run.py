@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pixelpart.config import Config, validation_message
+from pixelpart.config import Config, flat, validation_message
 from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
 from pixelpart.files import parse_json
@@ -177,3 +177,9 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
         if not run.measurements:
             run.notes.append("not evaluated yet: run `pixelpart evaluate RUN`")
     return runs
+
+
+def shared_settings(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """The fields, by dotted name, that have the same value in all runs."""
+    first, *others = [flat(run.config) for run in runs]
+    return {name: value for name, value in first.items() if all(other[name] == value for other in others)}

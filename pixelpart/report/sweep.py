@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import flat, parse_fraction
+from pixelpart.config import parse_fraction
 from pixelpart.report import commands, comparisons, table
 from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, field_name, varying
 from pixelpart.report.formatting import count, enumerate_words
-from pixelpart.report.run import ReportedRun, read_runs
+from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.sweeps.work import JobFiles, last_line
 
 
@@ -21,7 +21,8 @@ def sweep_content(folder: Path) -> dict[str, Any]:
         for run in arm.runs:
             if error := last_line(JobFiles(folder, run.path.name).error):
                 run.notes.insert(0, f"failed: {error}")
-    return {"lead": lead(arms), "shared": shared_settings(runs, fields), **runs_content(collect(arms), fields)}
+    shared = {name: value for name, value in shared_settings(runs).items() if name not in fields[runs[0].path]}
+    return {"lead": lead(arms), "shared": shared, **runs_content(collect(arms), fields)}
 
 
 def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, Any]:
@@ -104,13 +105,3 @@ def lead(arms: Sequence[ReportedArm]) -> str:
     text = f"{count(len(runs), 'run')} on {sets}: {count(len(arms), 'arm')} with {seeds} each."
     unfinished = sum(run.epochs_done < run.config.epochs or not run.measurements for run in runs)
     return f"{text} {count(unfinished, 'run')} not finished or not evaluated yet." if unfinished else text
-
-
-def shared_settings(runs: Sequence[ReportedRun], fields: Mapping[Path, Fields]) -> Fields:
-    """The fields that all runs share."""
-    settings, names = [flat(run.config) for run in runs], set(fields[runs[0].path])
-    return {
-        name: value
-        for name, value in settings[0].items()
-        if name not in names and all(other[name] == value for other in settings)
-    }
