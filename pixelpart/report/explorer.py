@@ -1,4 +1,4 @@
-"""What report.js draws: the explained images of all runs as JSON, with pixels as compressed bytes in base64.
+"""What the page's script reads: the explained images of all runs as JSON, with pixels as compressed bytes in base64.
 
 Heat and budget are one byte per pixel, the change of the attack one byte per value, in steps of eps / CHANGE_LEVELS.
 Class probabilities are shown for the TOP_CLASSES most probable classes, in units of 1/10,000.
@@ -22,7 +22,7 @@ from pixelpart.report.formatting import fraction
 from pixelpart.report.pictures import coloured, png_uri, to_levels
 from pixelpart.report.run import ReportedRun
 
-SCRIPT = Path(__file__).parent / "report.js"
+SCRIPT = "".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("pixels.js", "report.js"))
 CHANGE_LEVELS = 16
 TOP_CLASSES = 6
 ImageKey = tuple[int, bytes]  # number in the test set, pixels
@@ -34,8 +34,7 @@ UNKNOWN = 65535  # a probability that explain.json of an older version does not 
 def section(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | None]) -> dict[str, Any]:
     """The variables of pixels.html, and of the page around it."""
     data = explorer_data(runs, explanations)
-    script = SCRIPT.read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     count = sum(len(images["ids"]) for images in data["sets"]) if data else 0
     return {
         "images": pictures.shown_images(runs, explanations),
@@ -43,7 +42,7 @@ def section(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | No
         "budget_levels": [fraction(level) for level in data["budget"]] if data else [],
         "three_channels": any(e.arrays["budget"].shape[1] == 3 for e in explanations if e),
         "explorer": {"images": count, "data": htmlsafe_json_dumps(data)},
-        "script": Markup(script),
+        "script": Markup(SCRIPT),
         "script_source": f"'sha256-{digest}'",  # no other script runs
     }
 
