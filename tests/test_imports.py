@@ -48,12 +48,6 @@ def test_imports_go_one_way():
     assert not wrong
 
 
-def test_command_line_does_not_import_torch_before_it_has_to():
-    code = "import sys; from pixelpart.cli.main import main; main(['train', 'shapes-at', '--x']); "
-    code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-
-
 def test_attacks_load_no_kernels_and_evaluation_loads_no_scipy():
     late = ("evaluate", "calibration", "corruptions")
     code = "import sys, pixelpart.attacks; assert 'pixelpart.kernels' not in sys.modules; "

@@ -119,17 +119,10 @@ def find_arms(runs: Sequence[ReportedRun]) -> list[ReportedArm]:
     Named by the common start of their labels; where there is none, as in a sweep, by the fields in which they differ.
     """
     groups = by_method(runs)
-    labels = [group[0].label if len(group) == 1 else common_name([run.label for run in group]) for group in groups]
-    if not _distinct(labels):
-        fields = varying(runs)
-        labels = [field_name(group[0], fields, ("burn_in.",)) for group in groups]
-    if not _distinct(labels):
-        labels = [f"{group[0].label} and other seeds" if len(group) > 1 else group[0].label for group in groups]
-    return [ReportedArm(label, group, group[0].place) for label, group in zip(labels, groups, strict=True)]
-
-
-def _distinct(labels: Sequence[str]) -> bool:
-    return all(labels) and len(set(labels)) == len(labels)
+    names = [group[0].label if len(group) == 1 else common_name([run.label for run in group]) for group in groups]
+    if not all(names) or len(set(names)) < len(names):
+        names = name_by_fields(groups, varying(runs))
+    return [ReportedArm(name, group, group[0].place) for name, group in zip(names, groups, strict=True)]
 
 
 def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
@@ -156,10 +149,22 @@ def _is_fork_of_sibling(run: ReportedRun) -> bool:
     return bool(parent) and (run.path.parent / parent).is_dir()
 
 
-def field_name(run: ReportedRun, fields: Mapping[Path, Fields], skipped: tuple[str, ...]) -> str:
-    """The fields in which a run differs from others, with their values, as text."""
-    used = {n: v for n, v in fields[run.path].items() if n != "seed" and v is not None and not n.startswith(skipped)}
-    return " ".join(f"{name}={value}" for name, value in used.items()) or run.config.recipe
+def name_by_fields(groups: Sequence[Sequence[ReportedRun]], fields: Mapping[Path, Fields]) -> list[str]:
+    """The fields in which the groups differ, apart from the seed, with their values; equal names get a folder's name.
+
+    The burn-in is left out if the names differ without it.
+    """
+
+    def name(run: ReportedRun, skipped: tuple[str, ...]) -> str:
+        used = {n: v for n, v in fields[run.path].items() if v is not None and not n.startswith(skipped)}
+        return " ".join(f"{name}={value}" for name, value in used.items()) or run.config.recipe
+
+    short, full = ([name(group[0], skipped) for group in groups] for skipped in (("seed", "burn_in."), ("seed",)))
+    names = short if len(set(short)) == len(groups) else full
+    return [
+        one if names.count(one) == 1 else f"{one} ({group[0].path.name})"
+        for one, group in zip(names, groups, strict=True)
+    ]
 
 
 def collect(arms: Sequence[ReportedArm]) -> ArmResults:

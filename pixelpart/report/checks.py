@@ -24,7 +24,6 @@ class CheckRecord(Record):
 
     verdict: str
     checkpoint: str | None = None
-    epoch: int | None = None
     eps: float
     n: int
     behaviours: tuple[BehaviourRecord, ...] = Field(min_length=1)

@@ -22,7 +22,6 @@ from pixelpart.report.sweep import runs_content
 
 class ArmRecord(Record):
     requested: int
-    seeds: tuple[int, ...]
     runs: tuple[str, ...]
 
 

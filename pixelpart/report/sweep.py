@@ -6,7 +6,7 @@ from typing import Any
 
 from pixelpart.config import parse_fraction
 from pixelpart.report import commands, comparisons, table
-from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, field_name, varying
+from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, name_by_fields, varying
 from pixelpart.report.formatting import count, enumerate_words
 from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.sweeps.work import JobFiles, last_line
@@ -34,9 +34,7 @@ def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, 
             run.label, run.place = f"{arm.label} seed={run.config.seed}", arm.place
     runs = [run for arm in found.arms for run in arm.runs]
     return {
-        "arms": [
-            {"arm": arm, "fields": fields[arm.runs[0].path], "cells": arm_cells(found, arm)} for arm in found.arms
-        ],
+        "arms": [(arm, arm_cells(found, arm)) for arm in found.arms],
         "columns": list(found.columns.values()),
         "fields": list(fields[runs[0].path]),
         "context": found.context,
@@ -59,20 +57,11 @@ def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, 
 
 
 def sweep_arms(runs: Sequence[ReportedRun], fields: Mapping[Path, Fields]) -> list[ReportedArm]:
-    """Runs that differ only in their seed, sorted by the other fields in which they differ, and named by these.
-
-    The names are without the burn-in if they still differ.
-    """
-    groups = by_method(runs)
-    for group in groups:
-        group.sort(key=lambda run: run.config.seed)
+    """Runs that differ only in their seed, sorted and named by the other fields in which they differ."""
+    groups = [sorted(group, key=lambda run: run.config.seed) for group in by_method(runs)]
     groups.sort(key=lambda group: [_order(v) for name, v in fields[group[0].path].items() if name != "seed"])
-    short, full = ([field_name(group[0], fields, skipped) for group in groups] for skipped in (("burn_in.",), ()))
-    names = short if len(set(short)) == len(groups) else full
-    return [
-        ReportedArm(name if names.count(name) == 1 else f"{name} ({group[0].path.name})", group, place)
-        for place, (name, group) in enumerate(zip(names, groups, strict=True))
-    ]
+    names = name_by_fields(groups, fields)
+    return [ReportedArm(name, group, place) for place, (name, group) in enumerate(zip(names, groups, strict=True))]
 
 
 def _order(value: Any) -> tuple[int, float, str]:

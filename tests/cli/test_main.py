@@ -29,9 +29,10 @@ def test_every_command_has_help(capsys, command):
     assert err == ""
 
 
-def test_help_of_every_command_does_not_import_torch():
+def test_help_and_mistakes_do_not_import_torch():
     code = "import sys; from pixelpart.cli.main import COMMANDS, main\n"
     code += "for name in [*COMMANDS, 'train shapes-at']: main([*name.split(), '--help'])\n"
+    code += "main(['train', 'shapes-at', '--x'])\n"
     code += "sys.exit('torch' in sys.modules)"
     assert run_python("-c", code).returncode == 0
 

@@ -56,14 +56,13 @@ def test_commands_reproduce_the_results(make_run, page, tmp_path, monkeypatch, e
     assert "pixelpart report part --out r.html" in found.all("footer")[0].text
 
 
-def test_overlapping_intervals_resolve_nothing(make_run, page, entry):
+def test_differences_are_in_a_list_and_below_the_headline(make_run, page, entry):
     at = make_run("at", entries=[entry("natural", 0.9), entry("pgd20", 0.40)])
     part = make_run("part", entries=[entry("natural", 0.7), entry("pgd20", 0.43)])
     found = page(at, part)
     natural, pgd = (item.text for item in found.all("ul", "comparisons")[0].all("li"))
-    assert "The difference of 20.0 points is larger than the intervals, which do not overlap." in natural
-    assert "part 43.0 %, at 40.0 %" in pgd
-    assert "The difference of 3.0 points is not resolved: the intervals overlap." in pgd
+    assert "at 90.0 %, part 70.0 %. The difference of 20.0 points" in natural
+    assert "part 43.0 %, at 40.0 %. The difference of 3.0 points" in pgd
     header = found.all("header")[0]
     assert "about these two models, not about the methods" in header.all("p", "summary")[0].text
     assert "The difference of 3.0 points under pgd20 is not resolved" in header.text
