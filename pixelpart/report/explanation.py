@@ -84,7 +84,7 @@ class Explanation:
 
 
 def read_explanation(run: ReportedRun) -> Explanation | None:
-    """What `pixelpart explain` wrote, or None with a note."""
+    """See `ReportedRun.explanation`."""
     record = run.read_record("explain.json", EXPLAIN_SCHEMA, ExplainRecord)
     if record is None:
         run.notes.append(NO_PICTURES)
@@ -98,7 +98,7 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
     return found
 
 
-def budget_range(explanations: Sequence[Explanation | None]) -> tuple[float, float] | None:
+def budget_range(runs: Sequence[ReportedRun]) -> tuple[float, float] | None:
     """The lowest and the highest budget of all pictures: a colour means the same budget everywhere on the page."""
-    budgets = [e.arrays["budget"] for e in explanations if e]
+    budgets = [run.explanation.arrays["budget"] for run in runs if run.explanation]
     return (float(min(b.min() for b in budgets)), float(max(b.max() for b in budgets))) if budgets else None

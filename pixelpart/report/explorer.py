@@ -31,40 +31,41 @@ Pictured = dict[ImageKey, tuple[int, np.ndarray, np.ndarray | None]]  # label, p
 UNKNOWN = 65535  # a probability that explain.json of an older version does not have
 
 
-def section(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | None]) -> dict[str, Any]:
+def section(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """The variables of pixels.html, and of the page around it."""
-    data = explorer_data(runs, explanations)
+    data = explorer_data(runs)
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     count = sum(len(images["ids"]) for images in data["sets"]) if data else 0
     return {
-        "images": pictures.shown_images(runs, explanations),
+        "images": pictures.shown_images(runs),
         "bars": {name: colour_bar(table) for name, table in pictures.COLOUR_MAPS.items()},
         "budget_levels": [fraction(level) for level in data["budget"]] if data else [],
-        "three_channels": any(e.arrays["budget"].shape[1] == 3 for e in explanations if e),
+        "three_channels": any(run.explanation.arrays["budget"].shape[1] == 3 for run in runs if run.explanation),
         "explorer": {"images": count, "data": htmlsafe_json_dumps(data)},
         "script": Markup(SCRIPT),
         "script_source": f"'sha256-{digest}'",  # no other script runs
     }
 
 
-def explorer_data(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | None]) -> dict[str, Any] | None:
+def explorer_data(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     """The JSON of the page's script; None if no run is explained.
 
     Runs on pictures of the same shape and classes share a set; an image that several of them explain is in it once.
     """
-    scale = budget_range(explanations)
+    scale = budget_range(runs)
     if scale is None:
         return None
     sets: dict[SetKey, Pictured] = {}
-    keys = [None if explanation is None else add_images(sets, explanation) for explanation in explanations]
+    keys = {run: add_images(sets, run.explanation) for run in runs if run.explanation}
     ids = iter(unique_names([str(index) for images in sets.values() for index, _ in images]))
     found = []
-    for run, explanation, key in zip(runs, explanations, keys, strict=True):
+    for run in runs:
         about = {"label": run.label, "colour": run.colour, "mark": run.mark}
-        if explanation and key:
-            about |= run_data(run, explanation, scale) | {"set": list(sets).index(key[0])}
-            rows = {image: row for row, image in enumerate(key[1])}
-            about["rows"] = [rows.get(image, -1) for image in sets[key[0]]]
+        if run.explanation:
+            key, images = keys[run]
+            about |= run_data(run, run.explanation, scale) | {"set": list(sets).index(key)}
+            rows = {image: row for row, image in enumerate(images)}
+            about["rows"] = [rows.get(image, -1) for image in sets[key]]
         found.append({"set": None, "states": [], "flags": []} | about)
     return {
         "budget": scale,

@@ -7,7 +7,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pixelpart.config import flat
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.files import atomic_write
@@ -15,7 +14,7 @@ from pixelpart.report import checks, commands, comparisons, explorer, formatting
 from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.checks import CheckRecord
 from pixelpart.report.experiment import experiment_content, experiments_content
-from pixelpart.report.explanation import NO_PICTURES, Explanation, read_explanation
+from pixelpart.report.explanation import NO_PICTURES
 from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.report.sweep import sweep_content
 
@@ -82,11 +81,10 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
     rows = [row for run in runs for row in table.result_rows(run)]
     found = collect(find_arms(runs))
-    explanations = [read_explanation(run) for run in runs]
-    if not any(explanations):  # the section of the pictures says so, once
+    if not any(run.explanation for run in runs):  # the section of the pictures says so, once
         for run in runs:
             run.notes[:] = [note for note in run.notes if note != NO_PICTURES]
-    pixels = explorer.section(runs, explanations)
+    pixels = explorer.section(runs)
     return {
         "lead": lead(runs, images=pixels["explorer"]["images"]),
         "summary": comparisons.summary(rows, found),
@@ -103,7 +101,9 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         "measured": curves.measured_on(runs),
         **pixels,
         "shared": shared_settings(runs),
-        "runs": [_run(run, rows, explanation) for run, explanation in zip(runs, explanations, strict=True)],
+        "runs": runs,
+        "objects": {run: text for run in runs if (text := on_object(run))},
+        "commands": {run: commands.run_commands(run, [row for row in rows if row.run is run]) for run in runs},
     }
 
 
@@ -116,28 +116,9 @@ def lead(runs: Sequence[ReportedRun], *, images: int) -> str:
     return f"{formatting.count(len(runs), 'classifier')} on {sets}: {formatting.enumerate_words(what)}."
 
 
-def _run(run: ReportedRun, rows: Sequence[table.ResultRow], explanation: Explanation | None) -> dict[str, Any]:
-    own = [row for row in rows if row.run is run]
-    return {
-        "colour": run.colour,
-        "mark": run.mark,
-        "label": run.label,
-        "config": run.config,
-        "epochs_done": run.epochs_done,
-        "seconds": sum(row["seconds"] for row in run.metrics),
-        "burn_in": run.burn_in,
-        "notes": run.notes,
-        "evaluated": bool(own),
-        **commands.run_commands(run, own),
-        "explained": explanation.record if explanation else None,
-        "object": on_object(run, explanation),
-        "settings": flat(run.config),
-    }
-
-
-def on_object(run: ReportedRun, explanation: Explanation | None) -> str:
+def on_object(run: ReportedRun) -> str:
     """The share of the high budget on the object, compared with the object's share of the area."""
-    found = explanation.record.object if explanation else None
+    found = run.explanation.record.object if run.explanation else None
     if found is None:
         return ""
     percent = formatting.percent

@@ -19,7 +19,6 @@ from pixelpart.report.explanation import (
     ImageRecord,
     PredictionRecord,
     budget_range,
-    read_explanation,
 )
 from pixelpart.report.formatting import NBSP, fraction
 from pixelpart.report.run import ReportedRun
@@ -54,21 +53,21 @@ class ShownImage:
     strips: list[Strip]
 
 
-def shown_images(runs: Sequence[ReportedRun], explanations: Sequence[Explanation | None]) -> list[ShownImage]:
+def shown_images(runs: Sequence[ReportedRun]) -> list[ShownImage]:
     """At most MAX_IMAGES test images, each with a strip for every run."""
-    scale = budget_range(explanations)
+    scale = budget_range(runs)
     if scale is None:
         return []
-    labels = {i.index: e.record.classes[i.label] for e in explanations if e for i in e.record.images}
-    pairs = list(zip(runs, explanations, strict=True))
+    records = [run.explanation.record for run in runs if run.explanation]
+    labels = {image.index: record.classes[image.label] for record in records for image in record.images}
     return [
-        ShownImage(index, label, [_strip(run, explanation, index, scale) for run, explanation in pairs])
+        ShownImage(index, label, [_strip(run, index, scale) for run in runs])
         for index, label in list(labels.items())[:MAX_IMAGES]
     ]
 
 
-def _strip(run: ReportedRun, explanation: Explanation | None, index: int, scale: tuple[float, float]) -> Strip:
-    if explanation is None:
+def _strip(run: ReportedRun, index: int, scale: tuple[float, float]) -> Strip:
+    if (explanation := run.explanation) is None:
         return Strip(run, {}, "no pictures of this run yet")
     record = explanation.record
     row = next((k for k, image in enumerate(record.images) if image.index == index), None)
@@ -101,10 +100,10 @@ def write_picture(run: Run, *, rows: int = 4) -> Path:
     from matplotlib.figure import Figure
 
     reported = ReportedRun(run, label=run.dir.name)
-    explanation = read_explanation(reported)
+    explanation, scale = reported.explanation, budget_range([reported])
     assert explanation is not None, reported.notes
-    record, scale = explanation.record, budget_range([explanation])
     assert scale is not None
+    record = explanation.record
     rows = min(rows, len(record.images))
     height, width = explanation.arrays["picture"].shape[2:]
     with matplotlib.rc_context():  # the user's matplotlibrc must not change the picture

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,6 +13,9 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
 from pixelpart.files import parse_json
 from pixelpart.runs import MetricsRow, Run
+
+if TYPE_CHECKING:
+    from pixelpart.report.explanation import Explanation
 
 COLOURS = 8  # --run-0 to --run-7 in report.css
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★"}  # as characters
@@ -119,6 +122,16 @@ class ReportedRun(Marked):
         return max((row["epoch"] for row in self.metrics), default=0)
 
     @property
+    def seconds(self) -> float:
+        """The time of training."""
+        return sum(row["seconds"] for row in self.metrics)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of the config by dotted name."""
+        return flat(self.config)
+
+    @property
     def burn_in(self) -> int:
         """The number of finished burn-in epochs."""
         return max((row["epoch"] for row in self.metrics if row["phase"] == "burn-in"), default=0)
@@ -126,6 +139,13 @@ class ReportedRun(Marked):
     @cached_property
     def measurements(self) -> list[Measurement]:
         return self.read_measurements("eval.json")
+
+    @cached_property
+    def explanation(self) -> "Explanation | None":
+        """What `pixelpart explain` wrote, or None with a note."""
+        from pixelpart.report.explanation import read_explanation
+
+        return read_explanation(self)
 
     def read_measurements(self, file: str) -> list[Measurement]:
         """The entries of a result file that can be shown."""
@@ -181,5 +201,5 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 def shared_settings(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """The fields, by dotted name, that have the same value in all runs."""
-    first, *others = [flat(run.config) for run in runs]
+    first, *others = [run.settings for run in runs]
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}

@@ -41,15 +41,14 @@ def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, 
         **plots.plot_section(found),
         "method_pairs": comparisons.compare_methods(found),
         "run_pairs": [],
-        "runs": [
-            {
-                "label": run.label, "colour": run.colour, "mark": run.mark, "id": run.path.name, "notes": run.notes,
-                "epochs": f"{run.epochs_done} of {run.config.epochs}", "fields": fields[run.path],
-                "values": result.values, **commands.run_commands(run, table.result_rows(run)),
-            }
+        "runs": runs,
+        "fields_of": {run: fields[run.path] for run in runs},
+        "values_of": {
+            run: result.values
             for arm in found.arms
             for run, result in zip(arm.runs, found.results.runs[arm.label], strict=True)
-        ],
+        },
+        "commands": {run: commands.run_commands(run, table.result_rows(run)) for run in runs},
         "panels": curves.draw_panels(runs),
         "measured": curves.measured_on(runs),
         "burn_in": any(run.burn_in for run in runs),

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from pixelpart.evaluation.store import fingerprint
-from pixelpart.report.explanation import read_explanation
 from pixelpart.report.explorer import CHANGE_LEVELS, TOP_CLASSES, UNKNOWN, explorer_data, top_classes, unique_names
 from pixelpart.report.run import read_runs
 
 
 def data_of(*folders):
-    runs = read_runs(folders)
-    return explorer_data(runs, [read_explanation(run) for run in runs])
+    return explorer_data(read_runs(folders))
 
 
 def inflate(text, *shape):

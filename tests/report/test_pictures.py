@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pixelpart.report.explanation import budget_range, read_explanation
+from pixelpart.report.explanation import budget_range
 from pixelpart.report.pictures import budget_shade, coloured, png_uri, shown_images, signed_change, write_picture
 from pixelpart.report.run import read_runs
 from pixelpart.runs import Run
@@ -15,11 +15,6 @@ def decode(uri):
     head, data = uri.split(",")
     assert head == "data:image/png;base64"
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
-
-
-def read(*folders):
-    runs = read_runs(folders)
-    return runs, [read_explanation(run) for run in runs]
 
 
 def test_png_has_the_pixels_at_their_own_size():
@@ -39,15 +34,15 @@ def test_values_become_shades():
 
 
 def test_pictures_are_those_of_the_file(make_run):
-    runs, explanations = read(make_run("part"))
-    cells = shown_images(runs, explanations)[1].strips[0].cells
+    (run,) = read_runs([make_run("part")])
+    cells = shown_images([run])[1].strips[0].cells
     assert list(cells) == ["picture", "heat map", "budget", "attacked", "change"]
     for kind, name in (("picture", "picture"), ("attacked", "adversarial")):
-        pixels = explanations[0].arrays[name][1].transpose(1, 2, 0)
+        pixels = run.explanation.arrays[name][1].transpose(1, 2, 0)
         assert np.array_equal(decode(cells[kind].uri), np.rint(pixels * 255))
     assert len(np.unique(decode(cells["budget"].uri).reshape(-1, 3), axis=0)) == 2
     assert cells["budget"].alt.endswith("7/255 to 8/255")
-    assert np.allclose(budget_range(explanations), (7 / 255, 8 / 255))
+    assert np.allclose(budget_range([run]), (7 / 255, 8 / 255))
 
 
 @pytest.mark.parametrize("colours", [1, 3])
@@ -66,7 +61,7 @@ def test_explain_png_has_a_row_of_five_pictures_per_image(make_run, explained, a
 def test_image_that_another_run_does_not_have_is_marked(make_run, explained):
     other = explained()
     other["images"][0]["index"] = 99
-    images = shown_images(*read(make_run("a"), make_run("b", explain=other)))
+    images = shown_images(read_runs([make_run("a"), make_run("b", explain=other)]))
     assert [image.index for image in images] == [10, 11, 99]
     assert [[bool(strip.missing) for strip in image.strips] for image in images] == [
         [False, True], [False, False], [True, False],
@@ -101,6 +96,6 @@ def test_pictures_that_cannot_be_shown_become_a_note(make_run, arrays, explained
     folder = make_run(**settings)
     if fault == "not safetensors":
         (folder / "explain.safetensors").write_bytes(b"nothing")
-    (run,), (explanation,) = read(folder)
-    assert explanation is None
+    (run,) = read_runs([folder])
+    assert run.explanation is None
     assert "no pictures" in run.notes[-1]
