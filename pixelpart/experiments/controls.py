@@ -4,6 +4,7 @@ from matplotlib.figure import Figure
 
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import Experiment
+from pixelpart.experiments.common.measures import SENSITIVITY
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, EPS, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.frontier import eight_four
@@ -33,8 +34,8 @@ def plot(results: Results) -> Figure:
 EXPERIMENT = Experiment(
     arms=arms,
     attacks=ATTACKS,
-    measures=("pixelpart.experiments.sensitivity:measure",),
-    columns=lambda scale: (*ATTACKS[scale.name], *(("|g| on object",) if scale.name == "demo" else ())),
+    measures=("pixelpart.experiments.common.measures:sensitivity",),
+    columns=lambda scale: (*ATTACKS[scale.name], *((SENSITIVITY,) if scale.name == "demo" else ())),
     baselines=pairs,
     scales={"paper": FAST, "demo": DEMO},
     seeds={"paper": range(100, 108), "demo": range(1)},

@@ -3,19 +3,14 @@
 A smaller uniform eps also raises accuracy on mild corruptions, so PART is compared with a uniform arm of its mean too.
 """
 
-from typing import Any
-
 import numpy as np
-from matplotlib.figure import Figure
 
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.experiments.common import paper, plots
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import PerImage, Results, RunResult
 from pixelpart.experiments.common.scales import Arms, Scale, masked_pairs, uniform_label
 from pixelpart.experiments.common.tables import Table, written
-from pixelpart.runs import Run
-from pixelpart.sweeps.work import Job
 
 NAMES = {**{name: name for name in CORRUPTIONS}, "frost-drawn": "frost"}  # frost without photographs has its own name
 COLUMNS = ("natural", "severity 1", "all severities", "severity 1 - natural", "all severities - natural")
@@ -26,14 +21,7 @@ def arms(scale: Scale) -> Arms:
     return scale.methods(every=10) | {uniform_label(mean): scale.uniform(mean)}
 
 
-def measure(run: Run, job: Job) -> dict[str, Any]:
-    from pixelpart.evaluation.corruptions import corruptions
-
-    result = corruptions(run, images=job.images, checkpoint=job.checkpoint)
-    return {"columns": {}, "mean": result.mean()}
-
-
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     """Derives the means over corruptions; the table of all corruptions at severity 1."""
     for run in [run for runs in results.runs.values() for run in runs]:
         natural = run.flags.get("natural")
@@ -58,19 +46,15 @@ def share(run: RunResult, severities: tuple[int, ...]) -> PerImage | None:
     return np.mean(found, axis=0) if len(found) == len(CORRUPTIONS) * len(severities) else None
 
 
-def plot(results: Results) -> Figure:
-    return plots.intervals(results)
-
-
 EXPERIMENT = Experiment(
     arms=arms,
     attacks={"paper": ("natural",), "demo": ("natural",)},
-    measures=("pixelpart.experiments.corruptions:measure",),
+    measures=("pixelpart.experiments.common.measures:corruptions",),
     columns=lambda scale: COLUMNS,
     reads=tuple(f"{name}-{severity}" for name in NAMES for severity in SEVERITIES),
     paper=lambda scale: paper.CORRUPTIONS,
     baselines=lambda arms: [*masked_pairs(arms), ("PART s=10", list(arms)[-1])],
     analyse=analyse,
-    plot=plot,
+    plot=plots.intervals,
     notes=("In the paper the rows of Gaussian noise and Gaussian blur are equal.",),
 )

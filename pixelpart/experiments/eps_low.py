@@ -8,7 +8,7 @@ images goes on. No test image is used.
 from matplotlib.figure import Figure
 
 from pixelpart.experiments.common import plots
-from pixelpart.experiments.common.experiment import FOUR, Experiment, More
+from pixelpart.experiments.common.experiment import FOUR, Experiment, Runner
 from pixelpart.experiments.common.results import Results, shown_name
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
 from pixelpart.experiments.common.tables import Table, written
@@ -31,35 +31,32 @@ def arms(scale: Scale) -> Arms:
     return found
 
 
-def search(results: Results, more: More) -> list[Table]:
+def search(results: Results, runner: Runner) -> list[Table]:
     """Successive halving; results.analysis has the score of every candidate at every rung."""
-    scale, alive, rows = SCALES[results.scale], list(CANDIDATES), []
-    previous, rungs = 0, []
-    forks: dict[int, str] = {}
-    for rung, epochs in enumerate(RUNGS[results.scale]):
+    scale, last, rows, rungs = SCALES[results.scale], RUNGS[results.scale][-1], [], []
+    parents = dict.fromkeys(CANDIDATES, "")  # RUN@EPOCH of the candidates that are left
+    for epochs in RUNGS[results.scale]:
         configs: Arms = {
             f"8|{low}": scale.method(
                 "PART s=1", eps_low=low / 255, epochs=epochs, keep=(epochs,), optim={"schedule": "constant"},
-                init_from=f"{forks[low]}@{previous}" if forks else "", **HELD_OUT[results.scale],
+                init_from=parent, **HELD_OUT[results.scale],
             )
-            for low in alive
+            for low, parent in parents.items()
         }  # fmt: skip
-        found = more(configs, attacks=ATTACKS, split="held-out", images=IMAGES[results.scale], seeds=1)
-        cells = {low: [found.cell(f"8|{low}", attack) for attack in ATTACKS] for low in alive}
+        found = runner.more(configs, attacks=ATTACKS, split="held-out", images=IMAGES[results.scale], seeds=1)
+        cells = {low: [found.cell(f"8|{low}", attack) for attack in ATTACKS] for low in parents}
         if any(cell is None for pair in cells.values() for cell in pair):
             break  # some runs are not there yet
         scores = {low: sum(cell.mean for cell in pair if cell) for low, pair in cells.items()}
-        ranked = sorted(alive, key=lambda low: -scores[low])
+        ranked = sorted(scores, key=lambda low: -scores[low])
         kept = ranked[: max(1, len(ranked) // 2)]
-        rungs.append({"epochs": epochs, "scores": {f"8|{low}": scores[low] for low in alive}, "kept": kept})
+        rungs.append({"epochs": epochs, "scores": {f"8|{low}": scores[low] for low in scores}, "kept": kept})
         for low in ranked:
-            goes = (
-                "goes on" if low in kept and rung + 1 < len(RUNGS[results.scale]) else "chosen" if low in kept else ""
-            )
+            goes = "" if low not in kept else "chosen" if epochs == last else "goes on"
             rows.append([str(epochs), f"8|{low}", *map(written, cells[low]), f"{scores[low]:.2f}", goes])
-        forks = {low: str(found.runs[f"8|{low}"][0].folder.resolve()) for low in kept}
-        alive, previous = kept, epochs
-    results.analysis = {"rungs": rungs, "chosen": f"8|{alive[0]}" if len(rungs) == len(RUNGS[results.scale]) else None}
+        parents = {low: f"{found.runs[f'8|{low}'][0].folder.resolve()}@{epochs}" for low in kept}
+    finished = len(rungs) == len(RUNGS[results.scale])
+    results.analysis = {"rungs": rungs, "chosen": f"8|{next(iter(parents))}" if finished else None}
     head = ["after epoch", "budget", *ATTACKS, "sum", ""]
     return [Table("Search on held-out images, first seed", head, rows)] if rows else []
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from pixelpart.experiments.common.distances import distances, plot_frontier
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
+from pixelpart.experiments.common.measures import SENSITIVITY
 from pixelpart.experiments.common.results import Results, paired
 from pixelpart.experiments.common.scales import DEMO, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table, signed
 
-SHARE = "|g| on object"
 UNIFORM = {"paper": (5, 6, 7, 7.5, 8, 9), "demo": (4, 6, 8, 10, 12)}  # levels of 255
 CONTROLS = {"paper": ("shuffled", "flat", "blobs", "inverted"), "demo": ("shuffled", "flat", "inverted")}
 FULL_DEMO = replace(DEMO, epochs=12, burn_in=3, images=1000, settings={}, looks=())  # the recipe's own length
@@ -32,7 +32,7 @@ def eight_four(scale: Scale, controls: tuple[str, ...]) -> Arms:
     return found | {f"8|4 {one}": scale.config("part", eps_low=4 / 255, mask={"control": one}) for one in controls}
 
 
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     pairs = [("8|4 CAM", other) for other in results.arms if other.startswith("8|4") and other != "8|4 CAM"]
     tables = distances(results, pairs, simulate=True)
     return tables if results.scale == "paper" else [*tables, *gradient_shares(results)]
@@ -44,8 +44,8 @@ def gradient_shares(results: Results) -> list[Table]:
     by_seed: dict[int, dict[str, tuple[float, float]]] = {}  # mean budget and share, by seed and arm
     for arm, runs in results.runs.items():
         for run in runs:
-            if run.budget is not None and SHARE in run.values:
-                by_seed.setdefault(run.seed, {})[arm] = (run.budget, run.values[SHARE])
+            if run.budget is not None and SENSITIVITY in run.values:
+                by_seed.setdefault(run.seed, {})[arm] = (run.budget, run.values[SENSITIVITY])
     rows = []
     for arm in (arm for arm in results.arms if arm not in levels):
         found = [found for found in by_seed.values() if found.keys() >= {arm, *levels}]
@@ -55,14 +55,14 @@ def gradient_shares(results: Results) -> list[Table]:
             rows.append([arm, str(len(apart)), signed(mean, low, high)])
             results.analysis.setdefault("gradient shares", {})[arm] = {"mean": mean, "interval": [low, high], "p": p}
     head = ["arm", "seeds", "mean [95 % interval over seeds]"]
-    return [Table(f"{SHARE} minus that of a uniform budget of the same mean", head, rows)] if rows else []
+    return [Table(f"{SENSITIVITY} minus that of a uniform budget of the same mean", head, rows)] if rows else []
 
 
 EXPERIMENT = Experiment(
     arms=arms,
     attacks={"paper": ("natural", "apgd"), "demo": ("natural", "apgd")},
-    measures=("pixelpart.experiments.sensitivity:measure",),
-    columns=lambda scale: ("natural", "apgd", SHARE) if scale.name == "demo" else ("natural", "apgd"),
+    measures=("pixelpart.experiments.common.measures:sensitivity",),
+    columns=lambda scale: ("natural", "apgd", SENSITIVITY) if scale.name == "demo" else ("natural", "apgd"),
     scales={"paper": FAST, "demo": FULL_DEMO},
     seeds={"paper": range(100, 108), "demo": range(3)},
     fewer={"U5": 4, "U6": 4, "U7": 4, "U9": 4, "8|4 blobs": 4, "8|4 inverted": 4},

@@ -7,58 +7,19 @@ the object's share of the area, mean over images, next to that of the source `ce
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from pixelpart import data, masks
-from pixelpart.data import as_float
 from pixelpart.errors import UserError
-from pixelpart.evaluation.explain import spread_over_classes
 from pixelpart.experiments.common import plots
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
+from pixelpart.experiments.common.measures import PICTURES
 from pixelpart.experiments.common.results import Results, mean_of
-from pixelpart.experiments.common.scales import Arms, Scale
+from pixelpart.experiments.common.scales import Scale
 from pixelpart.experiments.common.tables import Table, number
-from pixelpart.experiments.sensitivity import share_on
-from pixelpart.runs import Run
-from pixelpart.runtime.device import choose_device
-from pixelpart.sweeps.work import Job
-
-PICTURES, CHUNK = 4, 250
 
 
-def arms(scale: Scale) -> Arms:
-    return {label: scale.method(label) for label in ("AT", "PART s=1")}
-
-
-def measure(run: Run, job: Job) -> dict[str, Any]:
-    """For every kept epoch the concentration on the object, if the data set knows its objects, and some maps."""
-    device = choose_device(None)
-    images, labels = data.load(run.config.dataset, split="test")
-    x = as_float(images[: job.images or 10_000])
-    dataset = data.of_config(run.config)
-    inside = dataset.masks("test")[: len(x)] if dataset.masks else None
-    shown = spread_over_classes(labels[: len(x)], PICTURES)
-    columns, pictures, dead = {}, {}, {}
-    for epoch in job.config.keep:
-        model = run.load(f"epoch-{epoch}")[0].to(device)
-        raw = torch.cat([masks.cam(model, part.to(device)).cpu() for part in x.split(CHUNK)])
-        pictures[epoch] = raw[shown].tolist()
-        dead[epoch] = int((raw.amax((1, 2)) <= 0).sum())
-        if inside is not None:
-            columns[f"epoch {epoch}"] = concentration(raw, inside)
-    middle = None if inside is None else concentration(masks.centre(masks.SourceInputs(x, labels)), inside)
-    return {"columns": columns, "gaussian": middle, "dead": dead, "index": shown.tolist(), "maps": pictures}
-
-
-def concentration(maps: Tensor, inside: Tensor) -> float:
-    """mean over images of (share of the map on the object) / (share of the area), without maps that are all zero."""
-    full = F.interpolate(maps[:, None], size=inside.shape[-2:], mode="bicubic", antialias=True)[:, 0]
-    return float(share_on(full.clamp_min(0).double(), inside).nanmean())
-
-
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     found = [run.measures["heat_maps"] for runs in results.runs.values() for run in runs if "heat_maps" in run.measures]
     middle = mean_of(one["gaussian"] for one in found)
     results.analysis = {"gaussian": middle, "dead": [one["dead"] for one in found]}
@@ -101,9 +62,9 @@ def _picture(name: str, place: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    arms=arms,
+    arms=Scale.at_and_part,
     attacks={"paper": ("natural",), "demo": ("natural",)},
-    measures=("pixelpart.experiments.heat_maps:measure",),
+    measures=("pixelpart.experiments.common.measures:heat_maps",),
     columns=lambda scale: ["natural", *(f"epoch {epoch}" for epoch in scale.looks)],
     analyse=analyse,
     plot=plot,

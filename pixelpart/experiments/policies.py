@@ -5,7 +5,7 @@ from typing import Any
 
 from pixelpart.config import Config
 from pixelpart.experiments.common.distances import distances, plot_frontier, uniform_arms
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, EPS, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table
@@ -43,7 +43,7 @@ def pairs(arms: Arms) -> list[tuple[str, str]]:
     return [*found, *((f"|g|^{power}", f"|g|^{power} shuffled") for power in ("0.5", "-0.5"))]
 
 
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     known = uniform_arms(results)
     return distances(results, [pair for pair in pairs(results.configs) if not {*pair} & {*known}])
 

@@ -6,7 +6,7 @@ last epoch. A cell is consistent with the paper if the interval of ours minus th
 
 from pixelpart.experiments import table1
 from pixelpart.experiments.common import paper, plots
-from pixelpart.experiments.common.experiment import FOUR, Experiment, More
+from pixelpart.experiments.common.experiment import FOUR, Experiment, Runner
 from pixelpart.experiments.common.paper import Numbers
 from pixelpart.experiments.common.results import Claim, Results
 from pixelpart.experiments.common.scales import Arms, Scale, masked_pairs
@@ -44,7 +44,7 @@ def verdict(claim: Claim, seeds: int) -> str:
     return "undecided" if low <= claim.paper <= high else "contradicted"
 
 
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     """What of the paper's table is consistent with ours, cell by cell and difference by difference."""
     if results.scale != "paper":
         return []

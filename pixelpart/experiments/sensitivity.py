@@ -6,32 +6,16 @@ with a uniform budget of the same mean, with the inverted CAM more. Test: oracle
 """
 
 from dataclasses import replace
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from pixelpart import data
-from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_SEED
-from pixelpart.data import as_float
-from pixelpart.evaluation.images import start_images
 from pixelpart.experiments.common import plots
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
+from pixelpart.experiments.common.measures import AFTER_PGD, SENSITIVITY
 from pixelpart.experiments.common.results import Results, paired
-from pixelpart.experiments.common.scales import DEMO, EPS, Arms, Scale, uniform_label
+from pixelpart.experiments.common.scales import DEMO, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table, signed
 from pixelpart.experiments.frontier import FULL_DEMO, eight_four
-from pixelpart.losses import ce
-from pixelpart.runs import Run
-from pixelpart.runtime.device import choose_device
-from pixelpart.runtime.precision import ieee_fp32
-from pixelpart.sweeps.work import Job
-from pixelpart.types import Images, Labels, Model
 
-CLEAN, AFTER = "|g| on object", "after PGD-10"
 OBJECT = 0.225  # the object's mean share of a training image
-CHUNK, TINY = 250, 1e-12
 
 
 def arms(scale: Scale) -> Arms:
@@ -44,44 +28,12 @@ def arms(scale: Scale) -> Arms:
     return dict(arm for pair in pairs for arm in pair)
 
 
-def measure(run: Run, job: Job) -> dict[str, Any]:
-    """The share of sum |g| on the object over its share of the area, mean over images, at two points of the ball."""
-    dataset, device = data.of_config(run.config), choose_device(None)
-    if dataset.masks is None:
-        return {"columns": {}}
-    images, labels = data.load(run.config.dataset, split="test")
-    inside, model = dataset.masks("test"), run.load(job.checkpoint)[0].to(device)
-    found: dict[str, list[Tensor]] = {CLEAN: [], AFTER: []}
-    with ieee_fp32(device):
-        for index in torch.arange(len(images))[: job.images].split(CHUNK):
-            x, y = as_float(images[index].to(device)), labels[index].to(device)
-            start = start_images(index, x, EPS, kind="pgd", steps=10, seed=DEFAULT_SEED, restart=0)
-            x_adv = pgd(model, x, y, EPS, step_size=2 / 255, steps=10, start=start)
-            for column, point in ((CLEAN, x), (AFTER, x_adv)):
-                found[column].append(share_on(sensitivity(model, point, y), inside[index]))
-    ratios = {column: torch.cat(parts) for column, parts in found.items()}
-    dropped = {column: int(values.isnan().sum()) for column, values in ratios.items()}
-    return {"columns": {column: float(values.nanmean()) for column, values in ratios.items()}, "dropped": dropped}
-
-
-def sensitivity(model: Model, x: Images, y: Labels) -> Tensor:
-    """|d CE / d x| summed over channels, (b, h, w), on the CPU in fp64."""
-    leaf = x.detach().requires_grad_()
-    return torch.autograd.grad(ce(model(leaf), y).sum(), leaf)[0].abs().sum(1).double().cpu()
-
-
-def share_on(grads: Tensor, inside: Tensor) -> Tensor:
-    """For each image the share of `grads` inside over the share of the area; NaN where their sum is below 1e-12."""
-    total, on = grads.sum((1, 2)), (grads * inside).sum((1, 2))
-    return torch.where(total > TINY, on / total, torch.nan) / inside.double().mean((1, 2))
-
-
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     """Each placement minus the uniform arm of its mean, with Student's interval over seeds that both have."""
     rows = []
     for arm, base in results.baselines:
         sides = [{run.seed: run.values for run in results.runs[label]} for label in (arm, base)]
-        for column in (CLEAN, AFTER):
+        for column in (SENSITIVITY, AFTER_PGD):
             seeds = [s for s in sides[0] if s in sides[1] and all(column in side[s] for side in sides)]
             apart = [sides[0][seed][column] - sides[1][seed][column] for seed in seeds]
             if len(apart) > 1:
@@ -98,8 +50,8 @@ def analyse(results: Results, more: More) -> list[Table]:
 EXPERIMENT = Experiment(
     arms=arms,
     attacks={"paper": ("natural",), "demo": ("natural",)},
-    measures=("pixelpart.experiments.sensitivity:measure",),
-    columns=lambda scale: ("natural", CLEAN, AFTER),
+    measures=("pixelpart.experiments.common.measures:sensitivity",),
+    columns=lambda scale: ("natural", SENSITIVITY, AFTER_PGD),
     scales={"paper": replace(FULL_DEMO, name="paper", images=2000), "demo": replace(DEMO, looks=())},
     seeds={"paper": range(8), "demo": range(3)},
     baselines=lambda arms: list(zip(list(arms)[::2], list(arms)[1::2], strict=True)),

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from pixelpart.evaluation.frontier import pooled_deviation
 from pixelpart.experiments.common.distances import distances, has_curve, plot_frontier, study_arm, uniform_arms
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table
@@ -30,18 +30,12 @@ def arms(scale: Scale) -> Arms:
     return found | {PART: scale.config("part")}
 
 
-def first_seeds(results: Results) -> Results:
-    """The results of the first eight seeds."""
-    return replace(
-        results, runs={arm: [run for run in runs if run.seed in FIRST] for arm, runs in results.runs.items()}
-    )
-
-
 def withhold(results: Results) -> str:
     """Why D is not computed yet; only the deviation between seeds is looked at."""
     if results.scale != "paper":
         return ""
-    first = first_seeds(results)
+    runs = {arm: [run for run in runs if run.seed in FIRST] for arm, runs in results.runs.items()}
+    first = replace(results, runs=runs)
     found = {label: study_arm(first, label) for label in first.arms}
     uniform = [found[label] for label in uniform_arms(first)]
     deviation = pooled_deviation(list(found.values()), uniform) if has_curve(uniform) else 0.0
@@ -55,7 +49,7 @@ def withhold(results: Results) -> str:
     return f"The pooled deviation of y is {100 * deviation:.2f} points, above 0.20. Before D is computed,\n{listed}\n"
 
 
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     """D; and how far AutoAttack is below apgd, for the runs that have both."""
     tables, rows = distances(results, [], simulate=True), []
     for arm in EXTENDED:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pixelpart.experiments.common import plots
-from pixelpart.experiments.common.experiment import Experiment, More
+from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.tables import Table
 from pixelpart.experiments.common.toy import (
@@ -30,7 +30,7 @@ TOYS = {
 RANDOM = 1000
 
 
-def analyse(results: Results, more: More) -> list[Table]:
+def analyse(results: Results, runner: Runner) -> list[Table]:
     results.analysis = {"toys": {name: facts(toy) for name, toy in TOYS.items()}, "random": random_study(RANDOM)}
     rows = []
     for name, toy in TOYS.items():

@@ -33,7 +33,9 @@ class Job:
     images: int | None = None  # the first n test images; None: all
     split: str = "test"
     step_size: float = DEFAULT_STEP_SIZE  # of the attacks
-    measures: tuple[str, ...] = ()  # module:function, called with (run, job); its JSON is kept in the run's measures/
+    measures: tuple[
+        str, ...
+    ] = ()  # module:function, called with run, job and device; its JSON is kept in the run's measures/
 
     @cached_property
     def id(self) -> str:
@@ -177,9 +179,9 @@ def _evaluate(run: Run, job: Job, device: str | None, screen: Screen) -> None:
             evaluate(run, attacks=job.attacks, device=device, progress=progress, **settings)
     for name in job.measures:
         module, _, function = name.partition(":")
-        path = run.dir / "measures" / f"{module.rpartition('.')[2]}.json"
+        path = run.dir / "measures" / f"{function}.json"
         if not path.exists():
-            found = getattr(importlib.import_module(module), function)(run, job)
+            found = getattr(importlib.import_module(module), function)(run, job, device)
             atomic_write(path, json.dumps(found, indent=2) + "\n")
 
 

@@ -77,6 +77,12 @@ def test_measures_exist(name, scale):
         assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_at_and_the_uniform_budget_of_8_255_are_one_run_that_keeps_the_checkpoints_of_heat_maps(scale):
+    assert scale.uniform(8 / 255) == scale.method("AT")
+    assert scale.method("AT").keep == scale.looks
+
+
 def test_paper_numbers_of_one_method_agree_between_tables():
     first = paper.TABLE1["cifar10"]
     same = {"AT, pgd": "AT", "PART s=1, pgd": "PART s=1", "gradcam": "PART s=1", "10 steps": "PART s=1"}
@@ -216,6 +222,14 @@ def test_experiment_trains_measures_and_draws_and_a_second_call_starts_nothing(t
     assert main(again) == 0
     assert capsys.readouterr().out == table
     assert not (tmp_path / "again" / "runs").exists()
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_measures_are_taken_on_the_chosen_device(tmp_path, capsys):
+    command = ["experiment", "damage", "--out", str(tmp_path), "--quiet", "--device"]
+    assert main([*command, "cpu"]) == 0
+    assert main([*command, "cuda:99"]) == 2  # the run is there: only the measure uses the device
+    assert "no device 'cuda:99' here" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_tiny")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from pixelpart.experiments.common.measures import SENSITIVITY, gradient_size, share_on
 from pixelpart.experiments.common.results import Results, RunResult, paired
 from pixelpart.experiments.damage import equivalent
-from pixelpart.experiments.frontier import SHARE, gradient_shares
-from pixelpart.experiments.sensitivity import sensitivity, share_on
+from pixelpart.experiments.frontier import gradient_shares
 
 
 def test_share_on_the_object_over_its_area_and_nan_without_a_gradient():
@@ -20,10 +20,10 @@ def test_share_on_the_object_over_its_area_and_nan_without_a_gradient():
     assert found[2].isnan()
 
 
-def test_sensitivity_of_a_linear_model_by_hand():
+def test_gradient_size_of_a_linear_model_by_hand():
     weights = torch.tensor([[1.0, -2.0], [0.0, 0.0]])  # of two classes, on two pixels of one channel
     x, y = torch.zeros(1, 1, 1, 2), torch.tensor([0])
-    found = sensitivity(lambda x: x.flatten(1) @ weights.T, x, y)
+    found = gradient_size(lambda x: x.flatten(1) @ weights.T, x, y)
     assert found.tolist() == [[[0.5, 1.0]]]  # |p_1 - 1| |w|, p_1 = 1/2
 
 
@@ -47,11 +47,13 @@ def test_equivalent_eps_weights_images_by_their_gradient():
 
 def test_gradient_shares_are_compared_with_a_uniform_budget_of_the_same_mean():
     def runs(*values):  # (budget, share) of each seed
-        return [RunResult(k, Path(), {SHARE: share}, {}, {}, {}, budget, 1.0, 100) for k, (budget, share) in values]
+        return [
+            RunResult(k, Path(), {SENSITIVITY: share}, {}, {}, {}, budget, 1.0, 100) for k, (budget, share) in values
+        ]
 
     uniform = {f"U{level}": runs(*((k, (level, level / 4 + k)) for k in range(2))) for level in (4, 6, 8, 10, 12)}
     arms = uniform | {"8|4 CAM": runs((0, (5.0, 1.25 - 0.1)), (1, (7.0, 1.75 + 1 - 0.3)))}  # .1 and .3 below the line
-    results = Results("frontier", "", "-", "demo", "shapes", [SHARE], {}, arms, {}, [], {})
+    results = Results("frontier", "", "-", "demo", "shapes", [SENSITIVITY], {}, arms, {}, [], {})
     (table,) = gradient_shares(results)
     assert [row[:2] for row in table.rows] == [["8|4 CAM", "2"]]
     found = results.analysis["gradient shares"]["8|4 CAM"]

@@ -9,7 +9,7 @@ COMMAND = [sys.executable, __file__]
 WORKER = [*COMMAND, "worker"]
 
 
-def die_once(run, job):
+def die_once(run, job, device):
     """A measure that kills its process when it is first called for a run."""
     mark = Path(run.dir) / "died"
     if not mark.exists():

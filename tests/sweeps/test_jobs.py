@@ -109,14 +109,15 @@ def test_one_run_serves_several_jobs(config, quiet, tmp_path):
     assert states([*jobs, more], tmp_path) == ["done"] * 4
 
 
-def measured(run, job):
-    return {"epochs": len(run.metrics), "images": job.images}
+def measured(run, job, device):
+    return {"epochs": len(run.metrics), "images": job.images, "device": device}
 
 
 def test_measures_are_kept_in_the_run(config, quiet, tmp_path):
     job = Job(config("at"), images=7, measures=(f"{__name__}:measured",))
-    (state,) = run_jobs([job], tmp_path, screen=quiet)
-    assert json.loads((state.folder / "measures" / "test_jobs.json").read_text()) == {"epochs": 3, "images": 7}
+    (state,) = run_jobs([job], tmp_path, device="cpu", screen=quiet)
+    found = json.loads((state.folder / "measures" / "measured.json").read_text())
+    assert found == {"epochs": 3, "images": 7, "device": "cpu"}
 
 
 def test_run_folders_are_found_by_identity(config, quiet, tmp_path):

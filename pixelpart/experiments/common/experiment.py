@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Attacks = Mapping[str, tuple[str, ...]]  # by scale
 Found = dict[str, list[tuple[Job, Path]]]  # jobs and the folders of their runs, by arm
-More = Callable[..., Results]  # further runs: more(arms, attacks=..., split=...)
 
 FOUR: Attacks = {
     "paper": ("natural", "pgd20", "mma20", "autoattack"),
@@ -38,27 +37,19 @@ BLIND = "Blind: no result is shown before all are there."
 STEP_SIZES = {"svhn": 1 / 255}  # of the attacks, as in the paper
 
 
-def no_arms(scale: Scale) -> Arms:
-    return {}
-
-
-def no_analysis(results: Results, more: More) -> list[Table]:
-    return []
-
-
 @dataclass(frozen=True)
 class Experiment:
     """What an experiment is made of; see docs/experiments.md."""
 
     plot: "Callable[[Results], Figure]"
-    arms: Callable[[Scale], Arms] = no_arms
+    arms: Callable[[Scale], Arms] = lambda scale: {}
     attacks: Attacks = field(default_factory=dict)
-    measures: tuple[str, ...] = ()  # module:function, called with (run, job) once all runs are trained
+    measures: tuple[str, ...] = ()  # module:function, called with run, job and device once all runs are trained
     columns: Callable[[Scale], Sequence[str]] | None = None  # of the table (default: the attacks)
     reads: tuple[str, ...] = ()  # further columns, from which `analyse` derives others
     paper: Callable[[Scale], Numbers] = lambda scale: {}
     baselines: Callable[[Arms], Pairs] = lambda arms: []
-    analyse: Callable[[Results, More], list[Table]] = no_analysis  # fills results.analysis; more tables
+    analyse: "Callable[[Results, Runner], list[Table]]" = lambda results, runner: []  # fills results.analysis
     seeds: Mapping[str, range] = field(default_factory=lambda: {"paper": range(3), "demo": range(1)})
     fewer: Mapping[str, int] = field(default_factory=dict)  # arms with at most this many seeds
     split: str = "test"
@@ -119,6 +110,7 @@ def choose_scale(experiment: Experiment, scale: str, data: str | None) -> Scale:
 class Runner:
     """Runs jobs in `out`, or finds their runs below `source` without training."""
 
+    name: str
     experiment: Experiment
     scale: Scale
     out: Path
@@ -155,9 +147,9 @@ class Runner:
         return {label: [(job, folders[job.id]) for job in group if job.id in folders] for label, group in jobs.items()}
 
     def waiting(self, found: Found) -> str:
-        """How many runs a blind experiment still waits for; "" if all are there, or if it is not blind."""
+        """How many runs a blind experiment still waits for; "" if all are there."""
         counts = {label: (len(runs), self.requested(label)) for label, runs in found.items()}
-        if self.scale.name not in self.experiment.blind or all(there >= n for there, n in counts.values()):
+        if all(there >= n for there, n in counts.values()):
             return ""
         total, rule = sum(n for _, n in counts.values()), self.experiment.rule
         there = sum(min(pair) for pair in counts.values())
@@ -165,12 +157,10 @@ class Runner:
         return f"{there} of {total} runs are there: {arms}.\n{BLIND}{f' {rule}' * bool(rule)}\n"
 
     def unevaluated(self, results: Results) -> str:
-        """Which runs of a blind experiment lack results per image; "" if none does, or if it is not blind."""
+        """Which runs of a blind experiment lack results per image; "" if none does."""
         runs = [run for group in results.runs.values() for run in group if not {*self.attacks} <= run.flags.keys()]
-        if self.scale.name not in self.experiment.blind or not runs:
-            return ""
         names = ", ".join(str(run.folder) for run in runs)
-        return f"All runs are there, but not evaluated with {', '.join(self.attacks)}: {names}.\n{BLIND}\n"
+        return names and f"All runs are there, but not evaluated with {', '.join(self.attacks)}: {names}.\n{BLIND}\n"
 
     def requested(self, label: str) -> int:
         """The number of seeds of an arm."""
@@ -179,6 +169,10 @@ class Runner:
     def seeds_of(self, label: str) -> Sequence[int]:
         """The seeds of an arm; those of all runs below `source` unless their number was given."""
         return self.seeds_below if self.any_seed else self.seeds[: self.experiment.fewer.get(label)]
+
+    @property
+    def device(self) -> str | None:
+        return self.settings["device"]
 
     @cached_property
     def seeds_below(self) -> list[int]:
@@ -191,24 +185,25 @@ class Runner:
         return sorted(found)
 
     @property
-    def columns(self) -> Sequence[str]:
-        return self.experiment.columns(self.scale) if self.experiment.columns else ()
-
-    @property
     def attacks(self) -> tuple[str, ...]:
         return tuple(self.experiment.attacks.get(self.scale.name, ()))
 
-    def results(self, name: str, arms: Arms, found: Found) -> Results:
-        own, listed = self.experiment, experiments.EXPERIMENTS[name]
+    def results(self, arms: Arms, found: Found) -> Results:
+        """What the runs have of the experiment's columns, by default those of their attacks."""
+        own, listed = self.experiment, experiments.EXPERIMENTS[self.name]
         asked = dict.fromkeys(attack for runs in found.values() for job, _ in runs for attack in job.attacks)
-        columns = list(self.columns if own.columns else asked or self.attacks)
-        read = (*self.columns, *asked, *own.reads)
+        columns = list(own.columns(self.scale)) if own.columns else [*asked] or [*self.attacks]
+        read = (*columns, *asked, *own.reads)
         runs = {label: [read_run(job, folder, read) for job, folder in group] for label, group in found.items()}
         return Results(
-            name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
+            self.name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
             own.paper(self.scale), own.baselines(arms), {label: self.requested(label) for label in arms},
             notes=list(own.notes),
         )  # fmt: skip
+
+    def more(self, arms: Arms, **request: Any) -> Results:
+        """The results of further runs, which differ from the experiment's jobs in these fields of a `Job`."""
+        return self.results(arms, self.find(arms, **request))
 
 
 def run_experiment(
@@ -229,16 +224,16 @@ def run_experiment(
     """Trains and evaluates what is missing, then writes result.json, table.md and figure.png to out/name.
 
     The runs are in out/runs and shared by all experiments. `only` names arms: others are shown if their runs are there,
-    but not trained. With `source`, finished runs are looked for below that
-    folder, and nothing is trained. A blind experiment writes nothing before all runs are there.
+    but not trained. With `source`, finished runs are looked for below that folder, and nothing is trained. A blind
+    experiment writes nothing before all runs are there.
     """
     experiment = load(name)
     chosen = choose_scale(experiment, scale, data)
     if source is not None and not source.is_dir():
         raise UserError(f"no folder {source}")
     settings = {"workers": workers, "threads": threads, "device": device, "on": on, "screen": screen or Screen()}
-    usual = experiment.seeds[scale]
-    if scale in experiment.blind and seeds and seeds < len(usual):
+    usual, blind = experiment.seeds[scale], scale in experiment.blind
+    if blind and seeds and seeds < len(usual):
         raise UserError(
             f"{name} at scale {scale} is blind until all {len(usual)} seeds are there; --seeds {seeds} is less"
         )
@@ -247,20 +242,15 @@ def run_experiment(
     for label in only:
         choose(arms, label, "arm")
     any_seed = source is not None and seeds is None
-    runner = Runner(experiment, chosen, out, chosen_seeds, source, any_seed, settings, tuple(only))
+    runner = Runner(name, experiment, chosen, out, chosen_seeds, source, any_seed, settings, tuple(only))
     folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     found = runner.find(arms)
-    if reason := runner.waiting(found):
+    if blind and (reason := runner.waiting(found)):
         return Outcome(None, folder, runner.states, reason)
-    results = runner.results(name, arms, found)
-    if reason := runner.unevaluated(results) or experiment.withhold(results):
+    results = runner.results(arms, found)
+    if reason := (blind and runner.unevaluated(results)) or experiment.withhold(results):
         return Outcome(None, folder, runner.states, reason)
-
-    def more(arms: Arms, **request: Any) -> Results:
-        return runner.results(name, arms, runner.find(arms, **request))
-
-    tables = experiment.analyse(results, more)
-    text = markdown(results, tables)
+    text = markdown(results, experiment.analyse(results, runner))
     atomic_write(folder / "result.json", json.dumps(results.as_json(), indent=2, allow_nan=False) + "\n")
     atomic_write(folder / "table.md", text)
     figure = experiment.plot(results)

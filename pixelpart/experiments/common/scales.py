@@ -48,10 +48,14 @@ class Scale:
         labels = [f"{name} s={every}" if name in BASELINES else name for name in METHODS]
         return {label: self.method(label) for label in labels}
 
+    def at_and_part(self) -> Arms:
+        return {label: self.method(label) for label in ("AT", "PART s=1")}
+
     def uniform(self, eps: float, **overrides: Any) -> Config:
-        """AT with this eps after PART's burn-in, which has 8/255: U7.5 for 7.5/255."""
-        first = {} if eps == EPS else {"epochs": self.burn_in, "eps": EPS}
-        return self.config("at", eps=eps, burn_in=first, **overrides)
+        """AT with this eps after PART's burn-in, which has 8/255: U7.5 for 7.5/255; U8 is AT."""
+        if eps == EPS:
+            return self.method("AT", **overrides)
+        return self.config("at", eps=eps, burn_in={"epochs": self.burn_in, "eps": EPS}, **overrides)
 
     def mean(self, high: float, low: float) -> float:
         """The mean budget, in [0,1] units, of the rule `mean` with these levels of 255."""
