@@ -108,19 +108,18 @@ class Curve:
     def band(self, natural: float, confidence: float = 0.95) -> tuple[float, float]:
         """The interval of the curve's value at one natural accuracy, against other seeds and other images."""
         values = [self.values(arm) for arm in self.arms]
-        return _combination(self.at(natural), values, self.hat(natural), confidence).interval(confidence)
+        return _combination(self.at(natural), values, self.hat(natural)).interval(confidence)
 
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance with its variances. Outside the curve's range `estimate`, `low`, `high` and `p` are None."""
+    """A distance with its variances; outside the curve's range `estimate` and `p` are None."""
 
     estimate: float | None
     v_seeds: float = math.nan
     v_images: float = math.nan
     v_interplay: float = math.nan
     df: float = math.nan
-    confidence: float = 0.95
 
     @property
     def v_rest(self) -> float:
@@ -133,18 +132,10 @@ class Distance:
         z, t = normal_quantile(confidence), float(stdtrit(self.df, (1 + confidence) / 2))
         return math.sqrt(t**2 * self.v_seeds + z**2 * self.v_rest)
 
-    def interval(self, confidence: float) -> tuple[float, float]:
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         assert self.estimate is not None, "an arm outside the range of the uniform arms has no distance"
         half = self.half_width(confidence)
         return self.estimate - half, self.estimate + half
-
-    @property
-    def low(self) -> float | None:
-        return None if self.estimate is None else self.interval(self.confidence)[0]
-
-    @property
-    def high(self) -> float | None:
-        return None if self.estimate is None else self.interval(self.confidence)[1]
 
     @property
     def p(self) -> float | None:
@@ -155,14 +146,14 @@ class Distance:
         if self.estimate is None:
             return {"estimate": None}
         return {
-            "estimate": self.estimate, "interval": [self.low, self.high], "confidence": self.confidence, "p": self.p,
+            "estimate": self.estimate, "interval": list(self.interval()), "confidence": 0.95, "p": self.p,
             "df": self.df, "v_seeds": self.v_seeds, "v_images": self.v_images, "v_interplay": self.v_interplay,
         }  # fmt: skip
 
     def __str__(self) -> str:
         if self.estimate is None:
             return "outside the range of the uniform arms"
-        low, high = self.interval(self.confidence)
+        low, high = self.interval()
         return f"{100 * self.estimate:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
@@ -176,41 +167,40 @@ def fit_curve(uniform: Sequence[Arm]) -> Curve:
     return Curve(tuple(uniform), centre, np.linalg.pinv(root[:, None] * powers) * root)
 
 
-def distance(policy: Arm, uniform: Sequence[Arm], confidence: float = 0.95) -> Distance:
-    """D of the policy from the curve of the uniform arms; every arm needs two runs or more."""
-    return _distances([policy], [1.0], uniform, confidence)
+def distance(policy: Arm, uniform: Sequence[Arm], other: Arm | None = None) -> Distance:
+    """D of the policy from the curve of the uniform arms; every arm needs two runs or more.
+
+    With `other`, D of the policy minus D of the other, from the same curve: what the two share in it cancels.
+    """
+    policies, curve = _sides(policy, other), fit_curve(uniform)
+    if not all(curve.covers(arm.mean_natural) for arm in policies):
+        return Distance(None)
+    estimate, weights = _combine(policies, curve)
+    return _combination(estimate, [curve.values(arm) for arm in (*policies, *uniform)], weights)
 
 
-def distance_difference(policy: Arm, other: Arm, uniform: Sequence[Arm], confidence: float = 0.95) -> Distance:
-    """D of a policy minus D of another, from the same curve: what the two share in it cancels."""
-    return _distances([policy, other], [1.0, -1.0], uniform, confidence)
-
-
-def distance_within_seeds(
-    policy: Arm, uniform: Sequence[Arm], other: Arm | None = None, confidence: float = 0.95
-) -> Distance:
+def distance_within_seeds(policy: Arm, uniform: Sequence[Arm], other: Arm | None = None) -> Distance:
     """The mean over seeds of D from the curve of that seed's own uniform runs; with `other`, D minus its D.
 
     What all runs of a seed share cancels. V_seeds is the variance of D between the seeds that all arms have.
     """
-    arms = [policy, *([] if other is None else [other]), *uniform]
-    signs = [1.0, -1.0][: len(arms) - len(uniform)]
+    k, arms = len(_sides(policy, other)), [*_sides(policy, other), *uniform]
     estimates, rows = [], []
     for seed in sorted(set.intersection(*({*(arm.seeds or range(arm.runs))} for arm in arms))):
         runs = [arm.run(seed) for arm in arms]
-        curve = fit_curve(runs[len(signs) :])
-        if not all(curve.covers(run.mean_natural) for run in runs[: len(signs)]):
-            return Distance(None, confidence=confidence)
-        estimate, weights = _combine(runs[: len(signs)], signs, curve)
+        curve = fit_curve(runs[k:])
+        if not all(curve.covers(run.mean_natural) for run in runs[:k]):
+            return Distance(None)
+        estimate, weights = _combine(runs[:k], curve)
         values = sum(weight * curve.values(run)[0] for weight, run in zip(weights, runs, strict=True))
         estimates.append(estimate)
         rows.append(values)  # with mean D, since h reproduces the quadratic b(N) N
     if len(rows) < 2:
         raise UserError("D within seeds needs two seeds or more that all arms have")
-    return _combination(float(np.mean(estimates)), [np.stack(rows)], [1.0], confidence)
+    return _combination(float(np.mean(estimates)), [np.stack(rows)], [1.0])
 
 
-def secant_distance(policy: Arm, middle: Arm, ends: tuple[Arm, Arm], confidence: float = 0.95) -> Distance:
+def secant_distance(policy: Arm, middle: Arm, ends: tuple[Arm, Arm]) -> Distance:
     """(A_P - A_M) - b (N_P - N_M), b the slope of the secant through the two ends: D without a fitted curve.
 
     The slope's own error enters with weights ∓(N_P - N_M) / (N_2 - N_1) for the two ends.
@@ -222,35 +212,28 @@ def secant_distance(policy: Arm, middle: Arm, ends: tuple[Arm, Arm], confidence:
     slope, gap = (second.mean_robust - first.mean_robust) / run, policy.mean_natural - middle.mean_natural
     estimate = policy.mean_robust - middle.mean_robust - slope * gap
     weights = [1.0, -1.0, gap / run, -gap / run]
-    return _combination(estimate, [arm.values(slope) for arm in (policy, middle, first, second)], weights, confidence)
+    return _combination(estimate, [arm.values(slope) for arm in (policy, middle, first, second)], weights)
 
 
-def negative_control(uniform: Sequence[Arm], confidence: float = 0.95) -> list[Distance]:
+def negative_control(uniform: Sequence[Arm]) -> list[Distance]:
     """D of each uniform arm from the curve of the others: its interval should contain 0."""
-    return [distance(arm, [*uniform[:k], *uniform[k + 1 :]], confidence) for k, arm in enumerate(uniform)]
+    return [distance(arm, [*uniform[:k], *uniform[k + 1 :]]) for k, arm in enumerate(uniform)]
 
 
-def _distances(policies: Sequence[Arm], signs: Sequence[float], uniform: Sequence[Arm], confidence: float) -> Distance:
-    """The sum of the policies' distances times their signs."""
-    curve = fit_curve(uniform)
-    if not all(curve.covers(policy.mean_natural) for policy in policies):
-        return Distance(None, confidence=confidence)
-    estimate, weights = _combine(policies, signs, curve)
-    return _combination(estimate, [curve.values(arm) for arm in (*policies, *uniform)], weights, confidence)
+def _sides(policy: Arm, other: Arm | None) -> list[Arm]:
+    return [policy] if other is None else [policy, other]
 
 
-def _combine(policies: Sequence[Arm], signs: Sequence[float], curve: Curve) -> tuple[float, list[float]]:
-    """The sum of the policies' distances from the curve times their signs, and the weight of each arm in its error."""
-    estimate, hat = 0.0, np.zeros(len(curve.arms))
+def _combine(policies: Sequence[Arm], curve: Curve) -> tuple[float, list[float]]:
+    """The first policy's distance from the curve, minus that of a second; and the weight of each arm in its error."""
+    estimate, hat, signs = 0.0, np.zeros(len(curve.arms)), [1.0, -1.0][: len(policies)]
     for policy, sign in zip(policies, signs, strict=True):
         estimate += sign * (policy.mean_robust - curve.at(policy.mean_natural))
         hat += sign * curve.hat(policy.mean_natural)
     return estimate, [*signs, *-hat]
 
 
-def _combination(
-    estimate: float, values: Sequence[Values], weights: Sequence[float] | Row, confidence: float
-) -> Distance:
+def _combination(estimate: float, values: Sequence[Values], weights: Sequence[float] | Row) -> Distance:
     """An estimate whose error is that of Σ_j w_j mean(y_j), with the variances above."""
     n = values[0].shape[1]
     if any(y.shape[1] != n for y in values):
@@ -266,21 +249,4 @@ def _combination(
         rest = y - by_run[:, None] - (by_image - by_image.mean())
         interplay += weight**2 * float(np.vdot(rest, rest)) / (s * (s - 1) * n * (n - 1))
     df = sum(terms) ** 2 / sum(term**2 / (len(y) - 1) for term, y in zip(terms, values, strict=True))
-    return Distance(estimate, sum(terms), float(z.var(ddof=1)) / n, interplay, df, confidence)
-
-
-# -- what a study reports next to D
-
-
-def pooled_deviation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:
-    """The standard deviation of a run's mean y between the seeds of an arm, pooled over these arms."""
-    curve = fit_curve(uniform)
-    by_run = [curve.values(arm).mean(1) for arm in arms if arm.runs > 1]
-    if not by_run:
-        raise UserError("no arm has two runs or more")
-    return math.sqrt(sum(((y - y.mean()) ** 2).sum() for y in by_run) / sum(len(y) - 1 for y in by_run))
-
-
-def smallest_effect(found: Distance, *, confidence: float = 0.975, power: float = 0.8) -> float:
-    """The true |D| at which the interval would exclude 0 with this probability: the two half-widths added."""
-    return found.half_width(confidence) + found.half_width(2 * power - 1)
+    return Distance(estimate, sum(terms), float(z.var(ddof=1)) / n, interplay, df)

@@ -15,14 +15,7 @@ import numpy as np
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.calibration import SimulatedMethod, both_correct
-from pixelpart.evaluation.frontier import (
-    Arm,
-    Distance,
-    distance,
-    distance_difference,
-    fit_curve,
-    smallest_effect,
-)
+from pixelpart.evaluation.frontier import Arm, Distance, Values, distance, fit_curve
 from pixelpart.evaluation.result import FlagArray
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.runtime.progress import Progress, silent
@@ -36,7 +29,7 @@ class Verdict:
 
     side: str  # above, below, or empty: whether the 97.5 % interval of D excludes 0
     on_curve: bool  # the 90 % interval of D lies inside ±margin
-    distance: Distance  # with its 97.5 % interval
+    distance: Distance
     margin: float
 
     def __str__(self) -> str:
@@ -49,11 +42,22 @@ class Verdict:
 
 def verdict(policy: Arm, uniform: Sequence[Arm], *, margin: float = MARGIN) -> Verdict:
     """Above or below the curve if the 97.5 % interval of D excludes 0; on it if the 90 % interval is inside ±margin."""
-    found = distance(policy, uniform, 0.975)
+    found = distance(policy, uniform)
     if found.estimate is None:
         raise UserError("the policy's natural accuracy is outside the range of the uniform arms: it has no distance")
     (low, high), (least, most) = found.interval(0.975), found.interval(0.9)
     return Verdict("above" if low > 0 else "below" if high < 0 else "", -margin < least <= most < margin, found, margin)
+
+
+def smallest_effect(found: Distance, *, confidence: float = 0.975, power: float = 0.8) -> float:
+    """The true |D| at which the interval would exclude 0 with this probability: the two half-widths added."""
+    return found.half_width(confidence) + found.half_width(2 * power - 1)
+
+
+def pooled_deviation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:
+    """The standard deviation of a run's mean y between the seeds of an arm, pooled over these arms."""
+    curve = fit_curve(uniform)
+    return _pooled([curve.values(arm) for arm in arms])
 
 
 def seed_correlation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:
@@ -163,14 +167,11 @@ def simulate_studies(
     generator, above, below, outside = np.random.default_rng(seed), 0, 0, 0
     for done in range(studies):
         policies, uniform = design.draw(generator)
-        if len(policies) == 1:
-            found = distance(policies[0], uniform, confidence)
-        else:
-            found = distance_difference(policies[0], policies[1], uniform, confidence)
-        low, high = found.low, found.high
-        if low is None or high is None:
+        found = distance(policies[0], uniform, *policies[1:])
+        if found.estimate is None:
             outside += 1
         else:
+            low, high = found.interval(confidence)
             above, below = above + (low > 0), below + (high < 0)
         progress("studies", done + 1, studies, "")
     return Detections(studies, above, below, outside)
@@ -180,7 +181,9 @@ def _normal(generator: np.random.Generator, scale: float, shape: tuple[int, int]
     return np.float32(scale) * generator.standard_normal(shape, dtype=np.float32)
 
 
-def _pooled(flags: Sequence[FlagArray]) -> float:
-    """The standard deviation of accuracy between the runs of an arm, pooled over arms."""
-    by_run = [runs.mean(1) for runs in flags]
+def _pooled(values: Sequence[Values | FlagArray]) -> float:
+    """The standard deviation of a run's mean between the runs of an arm, pooled over the arms with several."""
+    by_run = [runs.mean(1) for runs in values if len(runs) > 1]
+    if not by_run:
+        raise UserError("no arm has two runs or more")
     return math.sqrt(sum(((m - m.mean()) ** 2).sum() for m in by_run) / sum(len(m) - 1 for m in by_run))

@@ -42,14 +42,14 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     return (centre - half) / (1 + spread), 1.0 if successes == n else (centre + half) / (1 + spread)
 
 
-def difference(a: FlagArray, b: FlagArray, *, confidence: float = 0.95) -> Difference:
+def difference(a: FlagArray, b: FlagArray) -> Difference:
     """Accuracy of runs a (seeds, images) minus that of runs b on the same images, with the test for that many runs.
 
     One run on each side: McNemar's test of the two models. Several: the crossed bootstrap, a test of the two methods.
     """
     if len(a) == len(b) == 1:
-        return paired(a[0], b[0], confidence=confidence)
-    return crossed_bootstrap(a, b, confidence=confidence)
+        return paired(a[0], b[0])
+    return crossed_bootstrap(a, b)
 
 
 # -- two models

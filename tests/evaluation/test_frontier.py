@@ -14,19 +14,18 @@ from pixelpart.evaluation.frontier import (
     Arm,
     Distance,
     distance,
-    distance_difference,
     distance_within_seeds,
     fit_curve,
     negative_control,
-    pooled_deviation,
     secant_distance,
-    smallest_effect,
 )
 from pixelpart.evaluation.frontier_study import (
     SimulatedArm,
     StudyDesign,
+    pooled_deviation,
     seed_correlation,
     simulate_studies,
+    smallest_effect,
     verdict,
 )
 from pixelpart.evaluation.statistics import _variances, crossed_bootstrap, wilson
@@ -139,11 +138,10 @@ def test_distance_and_variances_are_those_of_plain_loops(arms):
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.975])
 def test_the_interval_adds_the_half_widths_of_seeds_and_images_in_quadrature(arms, confidence):
-    found = distance(*arms, confidence)
+    found = distance(*arms)
     t, z = stats.t.ppf((1 + confidence) / 2, found.df), stats.norm.ppf((1 + confidence) / 2)
     half = math.sqrt(t**2 * found.v_seeds + z**2 * found.v_rest)
-    assert (found.low, found.high) == pytest.approx((found.estimate - half, found.estimate + half))
-    assert distance(*arms).interval(confidence) == (found.low, found.high)
+    assert found.interval(confidence) == pytest.approx((found.estimate - half, found.estimate + half))
     assert Distance(found.estimate, 4e-6, 2e-6, 3e-6, 5.0).half_width(0.95) == pytest.approx(2.5706 * 0.002, rel=1e-4)
 
 
@@ -156,7 +154,7 @@ def test_the_p_value_is_that_of_the_interval_that_ends_at_zero(arms):
 def test_without_a_slope_the_variances_are_those_of_the_crossed_bootstrap(arms):
     policy, uniform = arms
     flags = [policy.robust.astype(float), uniform[2].robust.astype(float)]
-    found = frontier._combination(0.0, flags, [1.0, -1.0], 0.95)
+    found = frontier._combination(0.0, flags, [1.0, -1.0])
     assert (found.v_seeds, found.v_rest) == pytest.approx(_variances(policy.robust, uniform[2].robust), rel=1e-9)
     both = crossed_bootstrap(policy.robust, uniform[2].robust).estimate
     assert both == pytest.approx(policy.mean_robust - uniform[2].mean_robust)
@@ -215,10 +213,10 @@ def test_an_arm_outside_the_range_has_no_distance(arms):
     _, uniform = arms
     outside = study([SimulatedArm(0.9, 0.4, 3)], UNIFORM)[0][0]
     found = distance(outside, uniform)
-    assert (found.estimate, found.low, found.high, found.p) == (None, None, None, None)
+    assert (found.estimate, found.p) == (None, None)
     assert found.as_json() == {"estimate": None}
     assert str(found) == "outside the range of the uniform arms"
-    assert distance_difference(outside, uniform[1], uniform).estimate is None
+    assert distance(outside, uniform, uniform[1]).estimate is None
     with pytest.raises(UserError, match="outside the range"):
         verdict(outside, uniform)
 
@@ -249,10 +247,10 @@ def test_flags_of_other_shapes_are_refused(arms):
 def test_the_difference_of_two_distances_is_one_minus_the_other(arms):
     policy, uniform = arms
     other = study([SimulatedArm(0.8, 0.48, 5)], UNIFORM)[0][0]
-    found = distance_difference(policy, other, uniform)
+    found = distance(policy, uniform, other)
     assert found.estimate == pytest.approx(distance(policy, uniform).estimate - distance(other, uniform).estimate)
-    same = distance_difference(policy, policy, uniform)  # of one arm with itself: the curve and all images cancel
-    own = frontier._combination(0.0, [fit_curve(uniform).values(policy)] * 2, [1.0, -1.0], 0.95)
+    same = distance(policy, uniform, policy)  # of one arm with itself: the curve and all images cancel
+    own = frontier._combination(0.0, [fit_curve(uniform).values(policy)] * 2, [1.0, -1.0])
     assert (same.estimate, same.v_images, same.v_seeds) == pytest.approx((0, 0, own.v_seeds))
 
 
@@ -308,7 +306,7 @@ def test_within_seeds_false_alarms_are_rare_where_seeds_move_all_arms():
     for _ in range(studies):
         ease = draw.normal(0, 2, (1, 300)) + draw.normal(0, 0.3, (4, 1))
         found = distance_within_seeds(arm(0.785, ease), [arm(x, ease) for x in (0.70, 0.76, 0.80, 0.86)])
-        alarms += found.estimate is not None and not found.low <= 0 <= found.high
+        alarms += found.estimate is not None and abs(found.estimate) > found.half_width(0.95)
     assert alarms / studies < 0.09
 
 
@@ -348,8 +346,8 @@ def test_the_band_is_the_interval_of_the_curve_itself(arms):
     curve = fit_curve(uniform)
     low, high = curve.band(0.79, 0.9)
     values = [curve.values(arm) for arm in uniform]
-    expected = frontier._combination(curve.at(0.79), values, curve.hat(0.79), 0.9)
-    assert (low, high) == (expected.low, expected.high)
+    expected = frontier._combination(curve.at(0.79), values, curve.hat(0.79))
+    assert (low, high) == expected.interval(0.9)
     assert low < curve.at(0.79) < high
 
 
@@ -396,7 +394,7 @@ def test_the_correlation_of_seeds_is_pearsons_on_the_seeds_that_two_arms_share(a
     ],
 )
 def test_the_verdict_follows_from_two_intervals(monkeypatch, arms, estimate, deviation, side, on_curve, text):
-    given = Distance(estimate, deviation**2, 0.0, 0.0, 1e6, 0.975)
+    given = Distance(estimate, deviation**2, 0.0, 0.0, 1e6)
     monkeypatch.setattr("pixelpart.evaluation.frontier_study.distance", lambda *_: given)
     found = verdict(*arms)
     assert (found.side, found.on_curve) == (side, on_curve)

@@ -12,15 +12,19 @@ from pixelpart.evaluation.frontier import (
     Arm,
     Distance,
     distance,
-    distance_difference,
     distance_within_seeds,
     fit_curve,
     negative_control,
-    pooled_deviation,
     secant_distance,
-    smallest_effect,
 )
-from pixelpart.evaluation.frontier_study import StudyDesign, seed_correlation, simulate_studies, verdict
+from pixelpart.evaluation.frontier_study import (
+    StudyDesign,
+    pooled_deviation,
+    seed_correlation,
+    simulate_studies,
+    smallest_effect,
+    verdict,
+)
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.results import Results, shown_name
 from pixelpart.experiments.common.tables import Table
@@ -72,7 +76,7 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
         rows.append([*row, "", ""][:5])
     head = ["arm", "D, points [95 % interval]", "97.5 % interval", "smallest effect, 80 % power", "verdict"]
     tables = [Table("Distance from the uniform curve", head, rows)]
-    apart = {f"{a} - {b}": distance_difference(arms[a], arms[b], uniform) for a, b in pairs}
+    apart = {f"{a} - {b}": distance(arms[a], uniform, arms[b]) for a, b in pairs}
     if apart:
         lines = [[name, str(d), ends(d)] for name, d in apart.items()]
         tables.append(Table("Differences of D", ["arms", "points [95 % interval]", "97.5 % interval"], lines))
@@ -117,10 +121,11 @@ def within_seeds(results: Results, pairs: list[tuple[str, str]]) -> list[Table]:
     return [Table("Within seeds: distance from the curve of the same seed", head, rows)]
 
 
-def ends(d: Distance, confidence: float = 0.975) -> str:
+def ends(d: Distance) -> str:
+    """The 97.5 % interval."""
     if d.estimate is None:
         return ""
-    low, high = d.interval(confidence)
+    low, high = d.interval(0.975)
     return f"[{100 * low:+.2f}, {100 * high:+.2f}]"
 
 

@@ -118,25 +118,18 @@ def _paper_legend(axes: Axes, results: Results) -> None:
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def lines(
-    results: Results,
-    panels_of: Mapping[str, Mapping[int, str]],
-    *,
-    xlabel: str,
-    ylabel: str = "accuracy, %",
-    arms: Sequence[str] | None = None,
-) -> Figure:
+def lines(results: Results, panels_of: Mapping[str, Mapping[int, str]], *, xlabel: str) -> Figure:
     """A line per arm over a number; `panels_of` has the column of each number, for every panel's title."""
     with style():
         title = heading(results, intervals=results.scale == "paper")
         figure, axes = panels(len(panels_of), width=3.6 if len(panels_of) > 1 else 5.0, height=3.3, title=title)
         for one, (title, columns) in zip(axes, panels_of.items(), strict=True):
-            for arm in arms or results.arms:
+            for arm in results.arms:
                 line(one, results, arm, {x: results.cell(arm, column) for x, column in columns.items()})
             one.set_title(title)
             one.set_xticks(list(columns))
             one.set_xlabel(xlabel)
-        axes[0].set_ylabel(ylabel)
+        axes[0].set_ylabel("accuracy, %")
         axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
 
@@ -160,18 +153,12 @@ def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None
 
 
 def plane(
-    axes: Axes,
-    results: Results,
-    *,
-    x: str = "natural",
-    y: str,
-    look: Callable[[str], dict[str, Any]],
-    names: Mapping[str, str],
+    axes: Axes, results: Results, *, y: str, look: Callable[[str], dict[str, Any]], names: Mapping[str, str]
 ) -> None:
     """Each arm as a point with its error, natural against robust accuracy; `names` are written next to their arms."""
     shown = []
     for arm in results.arms:
-        across, up = results.cell(arm, x), results.cell(arm, y)
+        across, up = results.cell(arm, "natural"), results.cell(arm, y)
         if across and up and across.values and up.values:
             shown.append((across, up))
             axes.errorbar(
@@ -185,7 +172,7 @@ def plane(
     if shown:
         axes.set_xlim(_limits([across for across, _ in shown]))
         axes.set_ylim(_limits([up for _, up in shown]))
-    axes.set_xlabel(f"{shown_name(x)} accuracy, %")
+    axes.set_xlabel("natural accuracy, %")
     axes.set_ylabel(f"{shown_name(y)} accuracy, %")
 
 

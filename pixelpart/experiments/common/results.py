@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.statistics import difference, wilson
+from pixelpart.evaluation.statistics import difference, normal_quantile, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.experiments.common.paper import Number, Numbers
 from pixelpart.files import parse_json
@@ -236,18 +236,18 @@ def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | N
     return fmean(values) - half, fmean(values) + half
 
 
-def accuracy_interval(flags: PerImage, confidence: float = 0.95) -> tuple[float, float]:
+def accuracy_interval(flags: PerImage) -> tuple[float, float]:
     """The interval, in %, of the mean of runs (seeds, images) against other seeds and other images.
 
     Wilson's for one run; for several that of `crossed_interval`.
     """
     if len(flags) == 1 and flags.dtype == bool:
-        low, high = wilson(int(flags.sum()), flags.shape[1], confidence)
+        low, high = wilson(int(flags.sum()), flags.shape[1])
         return 100 * low, 100 * high
-    return crossed_interval([(1.0, flags)], confidence)[1:]
+    return crossed_interval([(1.0, flags)])[1:]
 
 
-def crossed_interval(groups: Sequence[tuple[float, PerImage]], confidence: float = 0.95) -> tuple[float, float, float]:
+def crossed_interval(groups: Sequence[tuple[float, PerImage]]) -> tuple[float, float, float]:
     """sum_j w_j mean(x_j) in points, x_j (seeds, images) on the same images, with its interval.
 
     ± sqrt(t² V_seeds + z² max(V_images - V_interaction, 0)), as in `statistics.crossed_bootstrap`, for any numbers and
@@ -264,8 +264,8 @@ def crossed_interval(groups: Sequence[tuple[float, PerImage]], confidence: float
             # seeds that tie do not prove that seeds do not matter
             seeds += max(float(rows.var(ddof=1)), (100 * weight / n) ** 2) / s
             interaction += float(((x - rows - images + x.mean()) ** 2).sum()) / (s * (s - 1) * n * (n - 1))
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    t = _student(len(groups) * (fewest - 1), confidence) if fewest > 1 else 0.0
+    z = normal_quantile(0.95)
+    t = _student(len(groups) * (fewest - 1)) if fewest > 1 else 0.0
     images_variance = max(float(columns.var(ddof=1)) / n - interaction, 0.0)
     half = math.sqrt(t**2 * seeds + z**2 * images_variance)
     return mean, mean - half, mean + half
@@ -298,10 +298,11 @@ def paired(apart: Sequence[float]) -> tuple[float, float, float, float]:
     return mean, mean - half, mean + half, 2 * float(stdtr(df, -abs(mean) / error)) if error else float(mean == 0)
 
 
-def _student(df: int, confidence: float = 0.95) -> float:
+def _student(df: int) -> float:
+    """The t with P(|T| < t) = 95 % for Student's T."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(df, (1 + confidence) / 2))
+    return float(stdtrit(df, 0.975))
 
 
 def mean_of(values: Any) -> float | None:
