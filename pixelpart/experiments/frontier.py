@@ -6,8 +6,9 @@ import numpy as np
 
 from pixelpart.experiments.common.distances import distances, plot_frontier
 from pixelpart.experiments.common.experiment import Experiment, Runner
+from pixelpart.experiments.common.intervals import paired
 from pixelpart.experiments.common.measures import SENSITIVITY
-from pixelpart.experiments.common.results import Results, paired
+from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, FAST, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table, signed
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import Experiment, Runner
+from pixelpart.experiments.common.intervals import paired
 from pixelpart.experiments.common.measures import AFTER_PGD, SENSITIVITY
-from pixelpart.experiments.common.results import Results, paired
+from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, Arms, Scale, uniform_label
 from pixelpart.experiments.common.tables import Table, signed
 from pixelpart.experiments.frontier import FULL_DEMO, eight_four

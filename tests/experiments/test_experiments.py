@@ -18,15 +18,8 @@ from pixelpart.evaluation.statistics import crossed_bootstrap
 from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper
 from pixelpart.experiments.common.experiment import load, run_experiment
-from pixelpart.experiments.common.results import (
-    Claim,
-    Results,
-    RunResult,
-    accuracy_interval,
-    all_epochs,
-    crossed_interval,
-    minus_paper,
-)
+from pixelpart.experiments.common.intervals import accuracy_interval, crossed_interval, minus_paper
+from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from pixelpart.experiments.common.intervals import paired
 from pixelpart.experiments.common.measures import SENSITIVITY, gradient_size, share_on
-from pixelpart.experiments.common.results import Results, RunResult, paired
+from pixelpart.experiments.common.results import Results, RunResult
 from pixelpart.experiments.damage import equivalent
 from pixelpart.experiments.frontier import gradient_shares
 

@@ -1,7 +1,6 @@
 """The results of an experiment's runs, read from their folders: accuracies per arm, intervals, the paper's numbers."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,12 +8,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.statistics import difference, normal_quantile, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
+from pixelpart.experiments.common.intervals import (
+    SAME_AS_IN_PAPER,
+    PerImage,
+    accuracy_interval,
+    apart,
+    minus_paper,
+    student,
+)
 from pixelpart.experiments.common.paper import Number, Numbers
 from pixelpart.files import parse_json
 from pixelpart.runs import MetricsRow, RunFolder
@@ -22,14 +27,9 @@ from pixelpart.sweeps.identity import parent_of
 from pixelpart.sweeps.table import find_entry
 from pixelpart.sweeps.work import Job
 
-SAME_AS_IN_PAPER = {"apgd": "autoattack"}  # columns that the paper has under another name: the two differ by < .05
-PAPER_SEEDS = 3
 NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD"}
-# Standard deviations between seeds of accuracies on CIFAR-10, in points, for the interval of ours - paper.
-DEVIATIONS = {r"natural|.+-[1-5]": 0.30, r"(adaptive-)?(pgd|mma)\d+": 0.25, r"autoattack": 0.20}
 MEASURED = ("columns", "intervals")  # numbers in a measure's JSON, by column
 
-PerImage = NDArray[Any]  # (n,): whether an image is classified correctly, or a share of its versions
 Pairs = Sequence[tuple[str, str]]  # an arm and its baseline
 
 
@@ -232,77 +232,8 @@ def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | N
         return (max(low, 0.0), min(high, 100.0)) if flags[0].dtype == bool else (low, high)
     if len(runs) == 1:
         return None
-    half = _student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
-
-
-def accuracy_interval(flags: PerImage) -> tuple[float, float]:
-    """The interval, in %, of the mean of runs (seeds, images) against other seeds and other images.
-
-    Wilson's for one run; for several that of `crossed_interval`.
-    """
-    if len(flags) == 1 and flags.dtype == bool:
-        low, high = wilson(int(flags.sum()), flags.shape[1])
-        return 100 * low, 100 * high
-    return crossed_interval([(1.0, flags)])[1:]
-
-
-def crossed_interval(groups: Sequence[tuple[float, PerImage]]) -> tuple[float, float, float]:
-    """sum_j w_j mean(x_j) in points, x_j (seeds, images) on the same images, with its interval.
-
-    ± sqrt(t² V_seeds + z² max(V_images - V_interaction, 0)), as in `statistics.crossed_bootstrap`, for any numbers and
-    groups. With one seed in each group, only the images count.
-    """
-    seeds = interaction = mean = 0.0
-    n, fewest = groups[0][1].shape[1], min(len(x) for _, x in groups)
-    columns = np.zeros(n)
-    for weight, flags in groups:
-        x, s = 100.0 * weight * flags, len(flags)
-        rows, images = x.mean(1, keepdims=True), x.mean(0, keepdims=True)
-        mean, columns = mean + float(x.mean()), columns + images[0]
-        if fewest > 1:
-            # seeds that tie do not prove that seeds do not matter
-            seeds += max(float(rows.var(ddof=1)), (100 * weight / n) ** 2) / s
-            interaction += float(((x - rows - images + x.mean()) ** 2).sum()) / (s * (s - 1) * n * (n - 1))
-    z = normal_quantile(0.95)
-    t = _student(len(groups) * (fewest - 1)) if fewest > 1 else 0.0
-    images_variance = max(float(columns.var(ddof=1)) / n - interaction, 0.0)
-    half = math.sqrt(t**2 * seeds + z**2 * images_variance)
-    return mean, mean - half, mean + half
-
-
-def apart(a: PerImage, b: PerImage) -> tuple[float, float, float]:
-    """a - b in points with its interval: of `statistics.difference` if these are flags."""
-    if a.dtype == b.dtype == bool:
-        found = difference(a, b)
-        return 100 * found.estimate, 100 * found.low, 100 * found.high
-    return crossed_interval([(1.0, a), (-1.0, b)])
-
-
-def minus_paper(mean: float, seeds: int, column: str, paper: Number | None) -> tuple[float, float, float] | None:
-    """Ours minus the paper's, ± 1.96 s sqrt(1/k + 1/3), s the deviation between seeds and k our seeds; else None."""
-    name = SAME_AS_IN_PAPER.get(column, column)
-    s = next((s for pattern, s in DEVIATIONS.items() if re.fullmatch(pattern, name)), None)
-    if paper is None or s is None:
-        return None
-    apart, half = mean - paper[0], 1.96 * s * math.sqrt(1 / seeds + 1 / PAPER_SEEDS)
-    return apart, apart - half, apart + half
-
-
-def paired(apart: Sequence[float]) -> tuple[float, float, float, float]:
-    """Mean, 95 % interval and two-sided p of Student's paired test."""
-    from scipy.special import stdtr
-
-    df, error = len(apart) - 1, stdev(apart) / math.sqrt(len(apart))
-    mean, half = fmean(apart), _student(df) * error
-    return mean, mean - half, mean + half, 2 * float(stdtr(df, -abs(mean) / error)) if error else float(mean == 0)
-
-
-def _student(df: int) -> float:
-    """The t with P(|T| < t) = 95 % for Student's T."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, 0.975))
 
 
 def mean_of(values: Any) -> float | None:
