@@ -1,7 +1,5 @@
 """Lemma 1 and Theorem 1 on their 2-D toy: the theorem's points minimise the loss, and the maximisers are corners."""
 
-from dataclasses import asdict
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +11,7 @@ from pixelpart.experiments.common.tables import Table
 from pixelpart.experiments.common.toy import (
     Point,
     Toy,
+    facts,
     grid_search,
     kkt_points,
     loss,
@@ -45,13 +44,6 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
     return [Table("Points", head, rows), Table(f"{RANDOM} random toys", ["what", "number"], found)]
 
 
-def facts(toy: Toy) -> dict[str, object]:
-    """All points of a toy, and what a search over a grid finds."""
-    listed = {"theorem": theorem_points(toy), "kkt": kkt_points(toy), "maximisers": maximisers(toy)}
-    points = {name: [asdict(point) for point in points] for name, points in listed.items()}
-    return {"toy": asdict(toy), "reach": toy.reach, **points, "grid": asdict(grid_search(toy))}
-
-
 def _row(point: Point) -> list[str]:
     numbers = ", ".join(f"{value:.3g}" for value in point.multipliers)
     return [_pair(point.delta), f"{point.loss:.4g}", numbers, "yes" if point.inside else "no", point.case]
@@ -81,7 +73,7 @@ def draw(axes: Axes, toy: Toy) -> None:
     axes.contourf(grid, grid, np.sqrt(values), levels=14, cmap="Blues", alpha=0.75)
     line = (toy.residual - toy.weights[0] * grid) / toy.weights[1]
     axes.plot(grid, line, color=plots.INK, linewidth=1, linestyle=(0, (4, 3)), label="loss 0: case (i)")
-    (e1, e2) = toy.eps
+    e1, e2 = toy.eps
     axes.plot([-e1, e1, e1, -e1, -e1], [-e2, -e2, e2, e2, -e2], color=plots.INK, linewidth=1.2)
     ends = np.array([point.delta for point in theorem_points(toy)])
     axes.plot(*ends.T, "o", color=plots.COLOURS[1], markerfacecolor="white", markersize=6, label="Theorem 1's points")
@@ -96,12 +88,9 @@ def draw(axes: Axes, toy: Toy) -> None:
     axes.plot([], [], "^", color=plots.COLOURS[2], label="KKT corner: case (ii)")
     axes.plot(*maximisers(toy)[0].delta, "*", color=plots.COLOURS[5], markersize=14, label="maximiser")
     axes.plot(*grid_search(toy).argmax, "+", color=plots.INK, markersize=9, label="grid search")
-    axes.set_xlim(-span, span)
-    axes.set_ylim(-span, span)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-span, span), ylim=(-span, span), aspect="equal")
+    axes.set(xlabel="change of pixel 1", ylabel="change of pixel 2")
     axes.grid(False)
-    axes.set_xlabel("change of pixel 1")
-    axes.set_ylabel("change of pixel 2")
 
 
 EXPERIMENT = Experiment(

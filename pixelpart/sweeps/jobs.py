@@ -93,10 +93,8 @@ def _run_workers(
     stages: Sequence[list[Task]], out: Path, report: _Report, *, workers: int, threads: int, device: str | None
 ) -> None:
     """Performs the stages one after the other in several processes."""
-    folders, total = (
-        [RunFolder(out / "runs" / task.id) for task in stages[1]],
-        sum(task.config.epochs for task in stages[1]),
-    )
+    folders = [RunFolder(out / "runs" / task.id) for task in stages[1]]
+    total = sum(task.config.epochs for task in stages[1])
     with report.screen.bars("epochs") as progress, local.started(workers, out, threads=threads, device=device) as pool:
 
         def watch() -> None:
@@ -138,13 +136,15 @@ def _state(job: Job, files: JobFiles) -> JobState:
 
 
 def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:
-    """The run folders below `root`, by the ids of the jobs; of several the one with most epochs."""
+    """The folders of finished runs below `root`, by the ids of the jobs."""
     wanted, found = {job.id for job in jobs}, dict[str, Path]()
     for path in sorted(root.rglob("config.json")):
+        folder = RunFolder(path.parent)
         with contextlib.suppress(UserError):
-            id = identity(RunFolder(path.parent).read_config(), folder=path.parent)
-            if id in wanted and (id not in found or _epochs(RunFolder(path.parent)) > _epochs(RunFolder(found[id]))):
-                found[id] = path.parent
+            config = folder.read_config()
+            id = identity(config, folder=folder.path)
+            if id in wanted - found.keys() and _epochs(folder) == config.epochs:
+                found[id] = folder.path
     return found
 
 

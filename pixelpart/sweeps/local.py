@@ -22,7 +22,6 @@ from pixelpart.files import atomic_write
 from pixelpart.sweeps.work import JobFiles, Task, perform
 
 WORKER = [sys.executable, "-m", "pixelpart.sweeps.local"]
-THREADS = "PIXELPART_THREADS"
 POLL_SECONDS = 0.5
 Report = Callable[[Task, str], None]  # called with every finished task and its error
 
@@ -59,7 +58,7 @@ def started(n: int, out: Path, *, threads: int, device: str | None) -> "Iterator
     gpus = visible_gpus() if device in (None, "cuda") else []
     workers = []
     for k in range(n):
-        settings = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", THREADS)}
+        settings = {"OMP_NUM_THREADS": str(threads)}
         settings |= {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {}
         workers.append(Worker(out / "jobs" / f"worker-{k}.log", settings))
     try:
@@ -136,7 +135,7 @@ def serve() -> None:
     os.dup2(2, 1)  # what user code prints goes to the log
     import torch
 
-    torch.set_num_threads(int(os.environ[THREADS]))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
         threading.Thread(target=_receive, args=(tasks,), daemon=True).start()

@@ -29,13 +29,12 @@ class Table(list[Row]):
 
     def __str__(self) -> str:
         """The columns that are not empty everywhere; intervals are left out."""
+        from pixelpart.evaluation.compare import align_columns
+
         names = [
             n for n in self[0] if not n.endswith((" low", " high")) and any(row[n] not in (None, "") for row in self)
         ]
-        cells = [names, *([_shown(row[name]) for name in names] for row in self)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-        return "\n".join(lines)
+        return "\n".join(align_columns([names, *([_shown(row[name]) for name in names] for row in self)]))
 
 
 def _shown(value: Any) -> str:

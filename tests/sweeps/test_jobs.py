@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from metrics_rows import metrics_row
 from pixelpart.engine import train as train_module
 from pixelpart.errors import UserError
 from pixelpart.files import exclusive_lock
@@ -120,12 +121,14 @@ def test_measures_are_kept_in_the_run(config, quiet, tmp_path):
     assert found == {"epochs": 3, "images": 7, "device": "cpu"}
 
 
-def test_run_folders_are_found_by_identity(config, quiet, tmp_path):
-    RunFolder(tmp_path / "a" / "mine").write_config(config(recipe="mine"))
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "config.json").write_text("no config")
+def test_finished_runs_are_found_by_identity(config, quiet, tmp_path):
+    for name, epochs in {"a": 2, "b": 3, "c": 3}.items():
+        folder = RunFolder(tmp_path / name / "mine")
+        folder.write_config(config(recipe="mine"))
+        folder.write_metrics([metrics_row(epoch) for epoch in range(1, epochs + 1)])
+    (tmp_path / "config.json").write_text("no config")
     jobs = [Job(config()), Job(config(seed=1))]
-    assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "a" / "mine"}
+    assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "b" / "mine"}
 
 
 def test_deleted_run_is_trained_again(job, quiet, tmp_path):

@@ -83,13 +83,6 @@ class Outcome:
         return [state for state in self.states if state.state not in ("done", "failed")]
 
 
-def is_finished(path: Path) -> bool:
-    """Whether a run has trained all its epochs."""
-    folder = RunFolder(path)
-    rows = folder.read_metrics()
-    return bool(rows) and rows[-1]["epoch"] == folder.read_config().epochs
-
-
 def load(name: str) -> Experiment:
     """The experiment of that name; its module is imported now."""
     choose(experiments.EXPERIMENTS, name, "experiment")
@@ -134,7 +127,7 @@ class Runner:
         }
         every = [job for group in jobs.values() for job in group]
         if self.source is not None:
-            folders = {id: path for id, path in find_runs(every, self.source).items() if is_finished(path)}
+            folders = find_runs(every, self.source)
         else:
             chosen = [job for label, group in jobs.items() if not self.only or label in self.only for job in group]
             states = run_jobs(chosen, self.out, **self.settings) if chosen else []

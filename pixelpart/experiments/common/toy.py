@@ -12,7 +12,7 @@ up_1, down_1, up_2, down_2 are lambda_1 to lambda_4 of the paper's appendix. Lem
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,13 @@ def grid_search(toy: Toy, n: int = 201) -> GridSearch:
     i, j = np.unravel_index(values.argmax(), values.shape)
     count = [int((peak & (bounds == k)).sum()) for k in (2, 1, 0)]
     return GridSearch(float(values.max()), (float(axes[0][i]), float(axes[1][j])), float(values.min()), *count)
+
+
+def facts(toy: Toy) -> dict[str, object]:
+    """All points of a toy, and what a search over a grid finds."""
+    listed = {"theorem": theorem_points(toy), "kkt": kkt_points(toy), "maximisers": maximisers(toy)}
+    points = {name: [asdict(point) for point in points] for name, points in listed.items()}
+    return {"toy": asdict(toy), "reach": toy.reach, **points, "grid": asdict(grid_search(toy))}
 
 
 def random_toys(n: int, seed: int = 0) -> list[Toy]:
