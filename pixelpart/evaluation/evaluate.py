@@ -1,5 +1,6 @@
 """`evaluate`: how many images a model classifies correctly, as they are and under attack."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -98,7 +99,7 @@ def evaluate(
         if masks := [spec.mask for spec in specs if spec.mask]:
             check_mask(model, pictures, masks[0])
         model_key = ResultKey.of(model, target, probe)
-        keys = {spec.name: model_key.under(spec.key_facts) for spec in specs}
+        keys = {spec.name: dataclasses.replace(model_key, attack=spec.key_facts) for spec in specs}
         outcomes = _kept_results(store, keys, world, progress)
         missing = [spec for spec in specs if spec.name not in outcomes]
         warnings = sanity.attack_warnings(model, target, missing)

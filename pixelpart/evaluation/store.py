@@ -62,10 +62,6 @@ class ResultKey:
         images = hash_images(target.pictures)
         return cls(target.identity or "", hash_weights(model), images, tuple(signature(probe)))
 
-    def under(self, attack: Mapping[str, Any]) -> "ResultKey":
-        """The key for the same model and images under this attack."""
-        return dataclasses.replace(self, attack=attack)
-
     def digest(self) -> str:
         facts = dataclasses.asdict(self)
         del facts["probe"]

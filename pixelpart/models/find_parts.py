@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from pixelpart.models.wrapped import GraphPart, ModelPart, OutputOf, PooledLinear
+from pixelpart.models.wrapped import GraphPart, OutputOf, PooledLinear, Wrapped
 from pixelpart.view.borrow import borrowed
 from pixelpart.view.trace import Untraceable, trace
 
@@ -21,13 +21,13 @@ IMAGES = 5  # a size of the batch that hardly any other dimension has
 AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 AVERAGE_CALLS = (F.avg_pool2d, F.adaptive_avg_pool2d, torch.mean, "mean")
 CONVOLUTIONS = (F.conv2d, torch.conv2d)
-TRIES = 6  # submodules that `parts_by_name` suggests
+TRIES = 6  # submodules that `by_names` suggests
 
 Values = dict[str, Any]  # by node: a tensor on the meta device, or a number, size, ...
 
 
-def parts_by_tracing(module: nn.Module, example: Tensor) -> tuple[ModelPart, ModelPart, str]:
-    """Features, head, and a line that names them; Untraceable if there are none."""
+def by_tracing(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
+    """With the graph before the cut as features and the rest as head; Untraceable if there is no cut."""
     network = _traced(module, training=False)
     recorder = _Recorder(network)
     try:
@@ -43,14 +43,15 @@ def parts_by_tracing(module: nn.Module, example: Tensor) -> tuple[ModelPart, Mod
     with suppress(Untraceable):  # maps are read in eval mode; the training pass then goes through the module itself
         graphs[True] = _split(_traced(module, training=True).graph, cut.name, values)
     linear = _pooled_linear(network, [pair[1] for pair in graphs.values()], values[cut.name])
-    parts = [GraphPart({mode: pair[i] for mode, pair in graphs.items()}) for i in (0, 1)]
+    before, after = (GraphPart({mode: pair[i] for mode, pair in graphs.items()}) for i in (0, 1))
     if linear is not None:
-        return parts[0], PooledLinear(linear), f"{where}, before pooling and {linear}"
-    return parts[0], parts[1], where
+        yield Wrapped(module, before, PooledLinear(linear), f"{where}, before pooling and {linear}")
+    else:
+        yield Wrapped(module, before, after, where)
 
 
-def parts_by_name(module: nn.Module, example: Tensor) -> Iterator[tuple[ModelPart, ModelPart, str]]:
-    """Submodules that may be the last before pooling, with the last linear layer; the caller checks them."""
+def by_names(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
+    """With submodules that may be the last before pooling, and the last linear layer; the caller checks them."""
     outputs: list[tuple[str, nn.Module, Any]] = []
 
     def keep(name: str) -> Any:
@@ -70,7 +71,7 @@ def parts_by_name(module: nn.Module, example: Tensor) -> Iterator[tuple[ModelPar
             name for name, _, output in outputs if is_map(output, example) and output.shape[1] == linear.in_features
         ]
         for name in maps[: -TRIES - 1 : -1]:
-            yield OutputOf(name), PooledLinear(last), f"{name}, before pooling and {last}"
+            yield Wrapped(module, OutputOf(name), PooledLinear(last), f"{name}, before pooling and {last}")
 
 
 def _traced(module: nn.Module, *, training: bool) -> fx.GraphModule:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
-from pixelpart.models.find_parts import is_map, parts_by_name, parts_by_tracing
+from pixelpart.models.find_parts import by_names, by_tracing, is_map
 from pixelpart.models.wrapped import (
     CallByName,
     Function,
@@ -69,7 +69,7 @@ def wrap_if_possible(module: nn.Module, example: Tensor) -> Classifier:
 def _find(module: nn.Module, example: Tensor) -> Wrapped:
     """With the first parts that give the module's logits; UserError with the lines to write if there are none."""
     reason = ""
-    for candidates in (_by_methods, _by_timm, _by_tracing, _by_names):
+    for candidates in (_by_methods, _by_timm, by_tracing, by_names):
         try:
             for wrapped in candidates(module, example):
                 with suppress(UserError):
@@ -104,15 +104,6 @@ def _by_timm(module: Any, example: Tensor) -> Iterator[Wrapped]:
     if names and isinstance(module.get_classifier(), nn.Linear):
         yield Wrapped(module, CallByName("forward_features"), PooledLinear(names[0]))
     yield Wrapped(module, CallByName("forward_features"), CallByName("forward_head"))  # not only pooling before it
-
-
-def _by_tracing(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
-    yield Wrapped(module, *parts_by_tracing(module, example))
-
-
-def _by_names(module: nn.Module, example: Tensor) -> Iterator[Wrapped]:
-    for parts in parts_by_name(module, example):
-        yield Wrapped(module, *parts)
 
 
 def _features(module: nn.Module, features: str | Function) -> ModelPart:

@@ -32,7 +32,7 @@ def identity(config: Config, *, folder: Path | None = None) -> str:
         parent = RunFolder(place).read_config()
         unforked = as_burn_in(config, parent, epoch)
         fields = canonical(unforked) if unforked else fields | {"init_from": [identity(parent, folder=place), epoch]}
-    return _hash(fields)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def canonical(config: Config) -> Fields:
@@ -134,7 +134,3 @@ def parent_of(config: Config, folder: Path | None) -> tuple[Path, int]:
     run, epoch = config.fork_source
     places = [Path(run), *([folder.parent / Path(run).name] if folder else [])]
     return next((place for place in places if (place / "config.json").exists()), places[0]), epoch
-
-
-def _hash(fields: Fields) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -129,11 +129,6 @@ def last_line(path: Path) -> str:
     return path.read_text(encoding="utf-8").rstrip().rpartition("\n")[2] if path.exists() else ""
 
 
-def is_trained(folder: RunFolder, config: Config) -> bool:
-    path = folder.checkpoint("last")
-    return path.exists() and read_facts(path)["position"]["epoch"] == config.epochs
-
-
 def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
     from pixelpart.engine.train import train
     from pixelpart.engine.training_data import with_data_fields
@@ -145,7 +140,8 @@ def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
             config = config.model_copy(update={"init_from": f"{fork.out / 'runs' / fork.id}@{fork.stop_after}"})
         if files.run.config_file.exists():  # killed before its first save; then it may have been planned otherwise
             atomic_write(files.run.config_file, with_data_fields(config).to_json())
-    if not is_trained(files.run, config):
+    last = files.run.checkpoint("last")
+    if not last.exists() or read_facts(last)["position"]["epoch"] < config.epochs:
         train(config, files.run.path, device=task.device, screen=screen, stop_after=task.stop_after)
     return Run(files.run.path)
 
