@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(
     scales={"paper": FAST, "demo": DEMO},
     seeds={"paper": range(100, 108), "demo": range(1)},
     fewer={"U6": 4, "8|4 blobs": 4, "8|4 inverted": 4},
-    blind=("paper",),  # its runs are the study's
+    blind={"paper": ""},  # its runs are the study's
     plot=plot,
     notes=(
         "CAM - shuffled: placement and area of the mask; CAM - flat: placement; flat - U: hidden weighting of images.",

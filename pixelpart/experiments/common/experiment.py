@@ -56,8 +56,8 @@ class Experiment:
     scales: Mapping[str, Scale] = field(default_factory=lambda: SCALES)
     data: tuple[str, ...] = ("cifar10",)  # choices of --data at paper scale
     checkpoint: str = "last"
-    blind: tuple[str, ...] = ()  # scales at which no result is read or shown before all runs are there
-    rule: str = ""  # of a blind experiment: what is decided once they are there
+    # scales at which no result is read or shown before all runs are there, and what is decided then
+    blind: Mapping[str, str] = field(default_factory=dict)
     withhold: Callable[[Results], str] = lambda results: ""  # why results are not shown even then
     notes: tuple[str, ...] = ()
 
@@ -144,7 +144,7 @@ class Runner:
         counts = {label: (len(runs), self.requested(label)) for label, runs in found.items()}
         if all(there >= n for there, n in counts.values()):
             return ""
-        total, rule = sum(n for _, n in counts.values()), self.experiment.rule
+        total, rule = sum(n for _, n in counts.values()), self.experiment.blind[self.scale.name]
         there = sum(min(pair) for pair in counts.values())
         arms = ", ".join(f"{label} {there} of {n}" for label, (there, n) in counts.items())
         return f"{there} of {total} runs are there: {arms}.\n{BLIND}{f' {rule}' * bool(rule)}\n"
