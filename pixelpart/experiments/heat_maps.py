@@ -49,7 +49,7 @@ def plot(results: Results) -> Figure:
                 heat = masks.upscale(raw[None], (32, 32) if picture is None else picture.shape[:2])[0]
                 if picture is not None:
                     axes[row, column].imshow(picture.mean(-1), cmap="gray", vmin=0, vmax=255)
-                axes[row, column].imshow(heat, cmap="inferno", alpha=0.65, vmin=0, vmax=1)
+                axes[row, column].imshow(heat.numpy(), cmap="inferno", alpha=0.65, vmin=0, vmax=1)
                 axes[0, column].set_title(f"{arm}\nepoch {epoch}", fontsize=8)
         return figure
 

@@ -93,7 +93,7 @@ def heat_maps(run: Run, job: Job, device: str | None) -> Measured:
         dead[epoch] = int((raw.amax((1, 2)) <= 0).sum())
         if inside is not None:
             columns[f"epoch {epoch}"] = concentration(raw, inside)
-    middle = None if inside is None else concentration(masks.centre(masks.SourceInputs(x, labels)), inside)
+    middle = None if inside is None else concentration(masks.centre(masks.SourceInputs(x, labels[: len(x)])), inside)
     return {"columns": columns, "gaussian": middle, "dead": dead, "index": shown.tolist(), "maps": pictures}
 
 

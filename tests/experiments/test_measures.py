@@ -1,16 +1,30 @@
-"""The share of |g| on an object and the equivalent eps of a budget, against hand-computed numbers."""
+"""What is measured on runs, against loops and hand-computed numbers."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from command_line import few
+from pixelpart import data, recipes
+from pixelpart.engine.train import train
 from pixelpart.experiments.common.intervals import paired
-from pixelpart.experiments.common.measures import SENSITIVITY, gradient_size, share_on
+from pixelpart.experiments.common.measures import (
+    AFTER_PGD,
+    SENSITIVITY,
+    concentration,
+    gradient_size,
+    heat_maps,
+    sensitivity,
+    share_on,
+)
 from pixelpart.experiments.common.results import Results, RunResult
 from pixelpart.experiments.damage import equivalent
 from pixelpart.experiments.frontier import gradient_shares
+from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps.work import Job
 
 
 def test_share_on_the_object_over_its_area_and_nan_without_a_gradient():
@@ -26,6 +40,37 @@ def test_gradient_size_of_a_linear_model_by_hand():
     x, y = torch.zeros(1, 1, 1, 2), torch.tensor([0])
     found = gradient_size(lambda x: x.flatten(1) @ weights.T, x, y)
     assert found.tolist() == [[[0.5, 1.0]]]  # |p_1 - 1| |w|, p_1 = 1/2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch on the first images of `shapes`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(data.SETS, "shapes", few())
+        small = {"epochs": 1, "keep": (1,), "holdout": 10, "probe": 16, "attack": {"steps": 1}}
+        yield train(recipes.shapes("at", **small), tmp_path_factory.mktemp("run"), screen=Screen(quiet=True))
+
+
+def test_measured_sensitivity_is_that_of_a_loop_over_images(run):
+    found = sensitivity(run, Job(run.config, checkpoint="last", images=30), "cpu")
+    images, labels = data.load("shapes", split="test")
+    inside, model, shares = data.SETS["shapes"].masks("test"), run.load("last")[0], []
+    for k in range(30):
+        x = (images[k : k + 1] / 255).requires_grad_()
+        F.cross_entropy(model(x), labels[k : k + 1]).backward()
+        size = x.grad[0].abs().sum(0)
+        shares.append(float(size[inside[k]].sum() / size.sum() / inside[k].float().mean()))
+    assert found["columns"][SENSITIVITY] == pytest.approx(np.mean(shares), rel=1e-5)
+    assert found["dropped"] == {SENSITIVITY: 0, AFTER_PGD: 0}
+
+
+def test_a_map_on_the_object_only_is_concentrated_by_the_inverse_of_its_area(run):
+    inside = data.SETS["shapes"].masks("test")[:8]
+    assert concentration(inside.float(), inside) == pytest.approx(float((1 / inside.double().mean((1, 2))).mean()))
+    found = heat_maps(run, Job(run.config, checkpoint="last", images=30), "cpu")
+    assert found["columns"].keys() == {"epoch 1"}
+    labels = data.load("shapes", split="test")[1]
+    assert len({int(labels[k]) for k in found["index"]}) == len(found["maps"][1]) == 4
 
 
 def test_paired_is_students_test():

@@ -1,0 +1,86 @@
+"""Every experiment writes its table, its JSON and its figure, from made-up runs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pixelpart import experiments
+from pixelpart.data.corruptions import CORRUPTIONS
+from pixelpart.experiments.common import distances
+from pixelpart.experiments.common.experiment import Runner, load
+from pixelpart.experiments.common.results import RunResult
+from pixelpart.experiments.common.tables import markdown
+
+N = 200
+HEAT_MAPS = {"gaussian": 1.5, "dead": {"2": 0}, "index": [0, 1, 2, 3], "maps": {"2": [[[0.0, 1.0], [1.0, 0.0]]] * 4}}
+MEASURES = {"heat_maps": HEAT_MAPS, "gradients": {"verdict": "suspicious", "suspicious": ["random"]}}
+
+
+def made_up(runner, arms):
+    """Results with two runs of each arm: values for all columns, and flags for those of attacks and corruptions."""
+    results, draw = runner.results(arms, {label: [] for label in arms}), np.random.default_rng(0)
+    attacked = {*runner.attacks, *(read for read in runner.experiment.reads if not read.startswith("frost-drawn"))}
+    for place, label in enumerate(arms):
+        for seed in range(100, 102):
+            difficulty = draw.random(N)
+            flags = {column: difficulty < 0.9 - 0.03 * place - 0.2 * (column != "natural") for column in attacked}
+            values = {column: 50.0 + draw.normal() for column in results.columns}
+            values |= {column: 100 * float(right.mean()) for column, right in flags.items()}
+            run = RunResult(seed, Path(), values, {}, flags, MEASURES, 8.0 - 0.2 * place, 2.0, N)
+            results.runs[label].append(run)
+    return results
+
+
+@pytest.mark.parametrize("scale", ["paper", "demo"])
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_table_json_and_figure_of_made_up_runs(name, scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(distances, "STUDIES", 5)
+    own = load(name)
+    arms = own.arms(own.scales[scale])
+    runner = Runner(name, own, own.scales[scale], tmp_path, range(100, 102), settings={"device": "cpu"})
+    monkeypatch.setattr(runner, "more", lambda arms, **request: made_up(runner, arms))
+    results = made_up(runner, arms)
+    table = markdown(results, own.analyse(results, runner))
+    rows = [line.split(" | ")[0] for line in table.splitlines()]
+    assert all(f"| {label.replace('|', chr(92) + '|')}" in rows for label in arms)
+    content = json.loads(json.dumps(results.as_json(), allow_nan=False))
+    assert content["arms"].keys() == arms.keys()
+    assert own.plot(results).axes
+
+
+def test_the_search_for_eps_low_halves_the_candidates_and_forks_those_that_are_left(tmp_path, monkeypatch):
+    own = load("eps-low")
+    runner = Runner("eps-low", own, own.scales["demo"], tmp_path, range(1), settings={"device": "cpu"})
+    rungs = []
+
+    def more(arms, **request):
+        rungs.append({label: config.init_from.rpartition("@")[2] for label, config in arms.items()})
+        assert (request["split"], request["seeds"]) == ("held-out", 1)
+        results = made_up(runner, arms)
+        for label, runs in results.runs.items():  # the best of all is 8|2, then 8|3, 8|1, 8|4
+            for run in runs:
+                run.values.update(natural=50.0, apgd=40 - abs(int(label[-1]) - 2.2))
+        return results
+
+    monkeypatch.setattr(runner, "more", more)
+    results = made_up(runner, own.arms(own.scales["demo"]))
+    own.analyse(results, runner)
+    assert rungs == [
+        dict.fromkeys([f"8|{low}" for low in (7, 6, 5, 4, 3, 2, 1, 0)], ""),
+        dict.fromkeys([f"8|{low}" for low in (2, 3, 1, 4)], "2"),
+        dict.fromkeys(["8|2", "8|3"], "3"),
+    ]
+    assert results.analysis["chosen"] == "8|2"
+
+
+def test_mean_over_corruptions_is_a_share_per_image(tmp_path):
+    own = load("corruptions")
+    runner = Runner("corruptions", own, own.scales["demo"], tmp_path, range(1), settings={"device": "cpu"})
+    results = made_up(runner, own.arms(own.scales["demo"]))
+    own.analyse(results, runner)
+    run = results.runs["AT"][0]
+    expected = np.mean([run.flags[f"{name}-1"] for name in CORRUPTIONS], axis=0)
+    assert run.values["severity 1"] == pytest.approx(100 * expected.mean())
+    assert run.values["severity 1 - natural"] == pytest.approx(100 * (expected.mean() - run.flags["natural"].mean()))
