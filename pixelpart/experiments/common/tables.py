@@ -1,7 +1,7 @@
 """Results as Markdown: accuracies next to the paper's, what differs from the paper, and differences between arms."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pixelpart.experiments.common.results import Cell, Results, mean_of
@@ -38,9 +38,6 @@ def markdown(results: Results, more: Sequence[Table] = ()) -> str:
 def accuracies(results: Results) -> Table:
     """A row per arm: seeds, images, mean budget, and each column with its interval next to the paper's number."""
     shown = {c: any(_paper(results.cell(arm, c)) for arm in results.arms) for c in results.columns}
-    head = ["arm", "seeds", "n", "budget"]
-    for column in results.columns:
-        head += [column, "paper"] if shown[column] else [column]
     rows = []
     for arm, runs in results.runs.items():
         budget = mean_of(run.budget for run in runs)
@@ -52,7 +49,8 @@ def accuracies(results: Results) -> Table:
                 text += f", {len(cell.values)} seed{'s' * (len(cell.values) > 1)}"
             row += [text, _paper(cell)] if shown[column] else [text]
         rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
-    return Table("Mean [95 % interval]", [*head, "training, s"], rows)
+    head = ["arm", "seeds", "n", "budget", *_with_paper(shown), "training, s"]
+    return Table("Mean [95 % interval]", head, rows)
 
 
 def minus_paper(results: Results) -> list[Table]:
@@ -67,26 +65,25 @@ def minus_paper(results: Results) -> list[Table]:
 
 def claims(results: Results) -> list[Table]:
     """Each arm minus its baseline, next to the same difference in the paper."""
-    found = results.claims()
-    columns = [c for c in results.columns if any(claim.column == c and (claim.ours or claim.paper) for claim in found)]
-    head = ["difference"]
-    for column in columns:
-        head += (
-            [column, "paper"]
-            if any(claim.column == column and claim.paper is not None for claim in found)
-            else [column]
-        )
+    found = {(claim.arm, claim.baseline, claim.column): claim for claim in results.claims()}
+    columns = [c for c in results.columns if any(x.ours or x.paper for x in found.values() if x.column == c)]
+    shown = {c: any(x.paper is not None for x in found.values() if x.column == c) for c in columns}
     rows = []
-    for arm, base in dict.fromkeys((claim.arm, claim.baseline) for claim in found):
+    for arm, base in dict.fromkeys((arm, base) for arm, base, _ in found):
         row = [f"{arm} - {base}"]
         for column in columns:
-            claim = next(one for one in found if (one.arm, one.baseline, one.column) == (arm, base, column))
-            ours = claim.ours
-            row.append(signed(*ours) if ours else "")
-            if head[len(row) : len(row) + 1] == ["paper"]:
+            claim = found[arm, base, column]
+            row.append(signed(*claim.ours) if claim.ours else "")
+            if shown[column]:
                 row.append("" if claim.paper is None else f"{claim.paper:+.2f}")
         rows.append(row)
+    head = ["difference", *_with_paper(shown)]
     return [Table("Differences between arms, points [95 % interval]", head, rows)] if rows and columns else []
+
+
+def _with_paper(shown: Mapping[str, bool]) -> list[str]:
+    """The columns, each followed by "paper" if the paper's numbers are shown next to it."""
+    return [name for column, papers in shown.items() for name in ([column, "paper"] if papers else [column])]
 
 
 def written(cell: Cell | None) -> str:
