@@ -19,7 +19,7 @@ def plot(results: Results) -> Figure:
 
 EXPERIMENT = Experiment(
     arms=lambda scale: scale.methods(every=1),
-    attacks={"paper": ATTACKS, "demo": ATTACKS},
+    attacks=ATTACKS,
     paper=lambda scale: paper.ADAPTIVE,
     baselines=masked_pairs,
     plot=plot,

@@ -49,7 +49,7 @@ def share(run: RunResult, severities: tuple[int, ...]) -> PerImage | None:
 
 EXPERIMENT = Experiment(
     arms=arms,
-    attacks={"paper": ("natural",), "demo": ("natural",)},
+    attacks=("natural",),
     measures=("pixelpart.experiments.common.measures:corruptions",),
     columns=lambda scale: COLUMNS,
     reads=tuple(f"{name}-{severity}" for name in NAMES for severity in SEVERITIES),

@@ -61,7 +61,7 @@ def gradient_shares(results: Results) -> list[Table]:
 
 EXPERIMENT = Experiment(
     arms=arms,
-    attacks={"paper": ("natural", "apgd"), "demo": ("natural", "apgd")},
+    attacks=("natural", "apgd"),
     measures=("pixelpart.experiments.common.measures:sensitivity",),
     columns=lambda scale: ("natural", "apgd", SENSITIVITY) if scale.name == "demo" else ("natural", "apgd"),
     scales={"paper": FAST, "demo": FULL_DEMO},

@@ -35,7 +35,7 @@ def plot(results: Results) -> Figure:
 
 EXPERIMENT = Experiment(
     arms=Scale.at_and_part,
-    attacks={"paper": ("natural", "pgd1", "pgd20"), "demo": ("natural", "pgd1", "pgd20")},
+    attacks=("natural", "pgd1", "pgd20"),
     measures=("pixelpart.experiments.common.measures:gradients",),
     columns=lambda scale: COLUMNS,
     paper=lambda scale: paper.GRADIENTS,

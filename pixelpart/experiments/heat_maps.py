@@ -63,7 +63,7 @@ def _picture(name: str, place: int) -> Any:
 
 EXPERIMENT = Experiment(
     arms=Scale.at_and_part,
-    attacks={"paper": ("natural",), "demo": ("natural",)},
+    attacks=("natural",),
     measures=("pixelpart.experiments.common.measures:heat_maps",),
     columns=lambda scale: ["natural", *(f"epoch {epoch}" for epoch in scale.looks)],
     analyse=analyse,

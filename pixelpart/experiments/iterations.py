@@ -16,7 +16,7 @@ def plot(results: Results) -> Figure:
 
 EXPERIMENT = Experiment(
     arms=lambda scale: scale.methods(every=1),
-    attacks={"paper": tuple(ATTACKS.values()), "demo": tuple(ATTACKS.values())},
+    attacks=tuple(ATTACKS.values()),
     paper=lambda scale: paper.ITERATIONS,
     baselines=masked_pairs,
     plot=plot,

@@ -50,7 +50,7 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
 
 EXPERIMENT = Experiment(
     arms=arms,
-    attacks={"paper": ("natural", "apgd"), "demo": ("natural", "apgd")},
+    attacks=("natural", "apgd"),
     baselines=pairs,
     scales=SCALES,
     seeds={"paper": range(100, 104), "demo": range(2)},

@@ -9,7 +9,6 @@ from pixelpart.experiments.common.experiment import Experiment
 from pixelpart.experiments.common.scales import Arms, Scale
 
 REGIONS = {region: f"{region} 6|12" for region in ("ul", "ur", "bl", "br")}  # labels
-ATTACKS = ("natural", "pgd20", "apgd")
 
 
 def arms(scale: Scale) -> Arms:
@@ -29,7 +28,7 @@ def pairs(arms: Arms) -> list[tuple[str, str]]:
 
 EXPERIMENT = Experiment(
     arms=arms,
-    attacks={"paper": ATTACKS, "demo": ATTACKS},
+    attacks=("natural", "pgd20", "apgd"),
     paper=lambda scale: {REGIONS[region]: numbers for region, numbers in paper.QUADRANTS.items()},
     baselines=pairs,
     seeds={"paper": range(3), "demo": range(3)},

@@ -50,7 +50,7 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
 
 EXPERIMENT = Experiment(
     arms=arms,
-    attacks={"paper": ("natural",), "demo": ("natural",)},
+    attacks=("natural",),
     measures=("pixelpart.experiments.common.measures:sensitivity",),
     columns=lambda scale: ("natural", SENSITIVITY, AFTER_PGD),
     scales={"paper": replace(FULL_DEMO, name="paper", images=2000), "demo": replace(DEMO, looks=())},

@@ -63,7 +63,7 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
 
 EXPERIMENT = Experiment(
     arms=arms,
-    attacks={"paper": ("natural", "apgd"), "demo": ("natural", "apgd")},
+    attacks=("natural", "apgd"),
     scales={"paper": FAST, "demo": DEMO},
     seeds={"paper": FIRST, "demo": range(2)},
     fewer={"U6": 4, "U7": 4, "U9": 4},

@@ -53,11 +53,10 @@ def test_paper_numbers_and_baselines_are_those_of_arms_and_columns(name, scale):
     own = load(name)
     for chosen in scales_of(name, scale):
         arms = own.arms(chosen)
-        attacks = own.attacks.get(scale, ())
-        for attack in attacks:
+        for attack in own.attacks:
             parse_attack(attack)
         assert {label for pair in own.baselines(arms) for label in pair} <= arms.keys()
-        columns = {*(own.columns(chosen) if own.columns else attacks), *own.reads}
+        columns = {*(own.columns(chosen) if own.columns else own.attacks), *own.reads}
         if scale == "paper":
             assert own.paper(chosen).keys() <= arms.keys()
             assert {column for row in own.paper(chosen).values() for column in row} <= columns
