@@ -1,6 +1,7 @@
 """Errors, and the message for a name that is not in a table."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -11,9 +12,17 @@ T = TypeVar("T")
 class UserError(ValueError):
     """A user's mistake. The message is one line with the value and the choices; the command line exits with 2."""
 
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(str(message)))
+
 
 class Diverged(RuntimeError):
     """The training loss became NaN or infinite. The last good checkpoint is kept; the command line exits with 1."""
+
+
+def one_line(text: str) -> str:
+    """The text with control characters and line breaks escaped: what comes from a file cannot drive a terminal."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda match: repr(match[0])[1:-1], text)
 
 
 def choose(table: Mapping[str, T], name: str, what: str, *, listed: str = "") -> T:

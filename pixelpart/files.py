@@ -7,6 +7,7 @@ import json
 import math
 import os
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 # what flock fails with on a file system without locks, such as some mounts of Lustre, NFS and FUSE
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+MOST_BYTES = 1 << 29  # of a text file: metrics.jsonl has 500 bytes an epoch
 NOTICE = 10.0  # seconds of waiting before a line says for whom
 
 
@@ -29,7 +31,8 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # a new file, never one that a link leads to
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
@@ -48,6 +51,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_text(path: Path, *, errors: str = "strict") -> str:
+    """The UTF-8 text of a file; OSError unless it is a regular file of reasonable size: others may have no end."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MOST_BYTES:,} bytes", str(path))
+        return file.read().decode("utf-8", errors)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds a line to a text file, but not to one that a link leads to."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(line + "\n")
 
 
 def parse_json(text: str) -> Any:
@@ -100,6 +121,8 @@ def lock_holder(path: Path) -> str:
         pid, host = _read_holder(soft)
         if host != _this_host() or _is_alive(int(pid)):
             return _name_holder(pid, host)
+    if not path.is_file():
+        return ""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
@@ -112,7 +135,7 @@ def lock_holder(path: Path) -> str:
 
 
 def _read_holder(path: Path) -> tuple[str, str]:
-    pid, host = [*path.read_text(errors="replace").split(), "", ""][:2]
+    pid, host = [*read_text(path, errors="replace").split(), "", ""][:2]
     return pid, host
 
 

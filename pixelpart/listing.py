@@ -15,7 +15,7 @@ from typing import Any
 from pixelpart.config import DEFAULT_EPS, Config, config_from
 from pixelpart.errors import UserError, similar_path
 from pixelpart.evaluation.entries import Entry, read_entries
-from pixelpart.files import lock_holder, parse_json
+from pixelpart.files import lock_holder, parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 
 # What a run folder consists of. Files of these folders count if they have one of the suffixes.
@@ -126,7 +126,7 @@ def _number_aware(text: str) -> list[str | int]:
 def _read_config(folder: Path) -> dict[str, Any] | None:
     """config.json, or None if it is not that of a run; many programs have a file of this name."""
     with contextlib.suppress(OSError, ValueError):
-        values = parse_json((folder / "config.json").read_text(encoding="utf-8"))
+        values = parse_json(read_text(folder / "config.json"))
         if isinstance(values, dict) and values.keys() >= {"schema_version", "recipe"}:
             return values
     return None

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from pixelpart import files
-from pixelpart.files import atomic_write, exclusive_lock, lock_holder
+from pixelpart.files import append_line, atomic_write, exclusive_lock, lock_holder, read_text
 
 
 def test_write_creates_folders_and_replaces_the_content(tmp_path):
@@ -53,6 +53,27 @@ def test_reader_never_sees_a_partial_file(tmp_path):
         seen.add(path.read_text())
     writer.join()
     assert seen <= set(contents)
+
+
+def test_no_file_is_written_through_a_link(tmp_path):
+    (victim := tmp_path / "victim").write_text("mine")
+    (tmp_path / ".file.partial").symlink_to(victim)
+    (tmp_path / "log").symlink_to(victim)
+    atomic_write(tmp_path / "file", "new")
+    with pytest.raises(OSError, match="symbolic links"):
+        append_line(tmp_path / "log", "line")
+    assert (tmp_path / "file").read_text() == "new"
+    assert victim.read_text() == "mine"
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_not_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "huge").write_text("123")
+    monkeypatch.setattr(files, "MOST_BYTES", 2)
+    for name, reason in {"pipe": "not a regular", "device": "not a regular", "huge": "larger than 2 bytes"}.items():
+        with pytest.raises(OSError, match=reason):
+            read_text(tmp_path / name)
 
 
 # -- locks

@@ -6,6 +6,8 @@ objectives.
 
 import hashlib
 import json
+import re
+import reprlib
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -17,6 +19,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     Tag,
+    field_validator,
     model_validator,
 )
 
@@ -31,7 +34,7 @@ from pixelpart.config.values import (
     write_fraction,
     write_size,
 )
-from pixelpart.errors import UserError
+from pixelpart.errors import UserError, one_line
 
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
@@ -48,6 +51,14 @@ SameOrSeed = Annotated[
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _printable(cls, value: Any) -> Any:
+        for text in value if isinstance(value, tuple) else [value]:
+            if isinstance(text, str) and one_line(text) != text:
+                raise ValueError(f"{text!r} has control characters")
+        return value
 
 
 class AttackConfig(Section):
@@ -209,6 +220,8 @@ class Config(Section):
             raise ValueError(f"eps_ramp {self.eps_ramp} is longer than the run: epochs is {self.epochs}")
         if self.eps_from != "same" and (self.eps == 0 or self.epochs - self.burn_in.epochs < 2):
             raise ValueError("eps_from needs eps above 0 and at least two epochs after burn-in")
+        if self.init_from:
+            _ = self.fork_source
         return self
 
     def hash(self) -> str:
@@ -224,10 +237,10 @@ class Config(Section):
     @property
     def fork_source(self) -> tuple[str, int]:
         """The run and the epoch that `init_from` names."""
-        run, _, epoch = self.init_from.rpartition("@")
-        if not run or not epoch.isdigit():
-            raise UserError(f"init_from {self.init_from!r} is not RUN@EPOCH, such as runs/part@20")
-        return run, int(epoch)
+        match = re.fullmatch("(.+)@([0-9]{1,7})", self.init_from)
+        if match is None:
+            raise UserError(f"init_from {reprlib.repr(self.init_from)} is not RUN@EPOCH, such as runs/part@20")
+        return match[1], int(match[2])
 
     @property
     def data_options(self) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from pixelpart.config.fields import Config
-from pixelpart.errors import UserError
-from pixelpart.files import parse_json, parse_toml
+from pixelpart.errors import UserError, one_line
+from pixelpart.files import parse_json, parse_toml, read_text
 
 
 def read_config(path: Path) -> Config:
     """The config in a .toml or .json file; mistakes are UserErrors that name the field."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         values = parse_toml(text) if path.suffix == ".toml" else parse_json(text)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"cannot read config {path}: {error}") from None
@@ -55,7 +55,7 @@ def validation_message(error: ValidationError) -> str:
         elif item["type"] != "value_error":
             message = f"{message}, not {_shown(item['input'])}"
         lines.append(f"{field}: {message}" if field else message)
-    return "; ".join(lines)
+    return one_line("; ".join(lines))
 
 
 def _shown(value: Any) -> str:

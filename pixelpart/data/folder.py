@@ -190,7 +190,8 @@ def _files_below(folder: Path, bad: list[str]) -> list[Path]:
     for place, folders, names in os.walk(folder, onerror=failed):
         bad += [f"{Path(place) / name}: a link to a folder" for name in folders if (Path(place) / name).is_symlink()]
         files += [Path(place) / name for name in names if not name.startswith(".") and name.lower() not in IGNORED]
-    return files
+    bad += [f"{file}: not a regular file" for file in files if file.exists() and not file.is_file()]
+    return [file for file in files if file.is_file() or not file.exists()]  # a broken link is reported when it is read
 
 
 def _split_off_test(found: dict[str, list[Path]]) -> dict[str, dict[str, list[Path]]]:

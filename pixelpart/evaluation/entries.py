@@ -6,27 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from pixelpart.errors import UserError
+from pixelpart.files import parse_json, read_text
+from pixelpart.records import ResultEntry, check_record
 from pixelpart.runs import EVAL_SCHEMA
 
 Entry = dict[str, Any]  # of eval.json
 
 
 def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
-    """The entries of a folder's eval.json whose checksums are right; [] without a file, a UserError if unreadable."""
+    """The entries of a folder's eval.json that are results with the right checksum; UserError if it is unreadable."""
     path = folder / file
     hint = "move it away to start afresh"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; {hint}") from None
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{path} does not hold a list of results; {hint}")
     if (version := content.get("schema_version")) != EVAL_SCHEMA:
         raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {hint}")
-    return [_with_warnings(entry) for entry in entries if intact(entry)]
+    return [_with_warnings(entry) for entry in entries if intact(entry) and _valid(entry)]
+
+
+def _valid(entry: Entry) -> bool:
+    """Whether the entry has the fields and types of a result: a checksum says only that it is as it was written."""
+    try:
+        return bool(check_record(ResultEntry, entry))
+    except ValueError:
+        return False
 
 
 def _with_warnings(entry: Entry) -> Entry:

@@ -17,6 +17,7 @@ from types import TracebackType
 
 from pixelpart.attacks.autoattack import Try
 from pixelpart.errors import UserError
+from pixelpart.files import atomic_write, read_text
 
 TRY_FIELDS = 4  # search, sample, number, broken
 SECONDS_EVERY = 10.0  # how often the time is written while tries are being settled
@@ -93,15 +94,15 @@ class PartialResult:
             self._head = known
         else:
             self._head = json.dumps({"key": self.digest, "probe": self.probe})
-            path.write_text(self._head + "\n", encoding="ascii")
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            atomic_write(path, self._head + "\n")
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         if known:
             os.write(self._file, b"\n")  # the last line may be incomplete
 
     def _read(self, path: Path) -> str | None:
         """Adds the settled tries of a file and returns its first line; None if it belongs to another result."""
         try:
-            head, *lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+            head, *lines = read_text(path, errors="replace").splitlines()
             about = json.loads(head)
             if about["key"] != self.digest or not agree(about["probe"], self.probe):
                 return None

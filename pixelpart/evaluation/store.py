@@ -242,7 +242,7 @@ def _npy_bytes(array: NDArray[Any]) -> bytes:
 def _read_npy(path: Path) -> NDArray[Any] | None:
     """The array of a file; None if it is missing or corrupt."""
     try:
-        return np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        return np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False) if path.is_file() else None
     except Exception:  # numpy parses the header as Python: a corrupt byte there can raise anything
         return None
 

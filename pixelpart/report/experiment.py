@@ -1,7 +1,6 @@
 """The pages of `pixelpart experiment`: an experiment's figure, tables and runs; or all experiments of a folder."""
 
 import base64
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from pixelpart.config import validation_message
 from pixelpart.errors import UserError
 from pixelpart.experiments import EXPERIMENTS
+from pixelpart.files import parse_json, read_text
 from pixelpart.report.arms import ReportedArm, collect, varying
 from pixelpart.report.commands import experiment_command
 from pixelpart.report.formatting import capital, count
@@ -96,14 +96,14 @@ def read_experiment(folder: Path) -> ReportedExperiment:
     """A UserError if result.json cannot be read; table.md and figure.png may be missing."""
     path = folder / "result.json"
     try:
-        record = ExperimentRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        record = ExperimentRecord.model_validate(parse_json(read_text(path)))
     except ValidationError as error:
         raise UserError(f"{path} is not the result of an experiment: {validation_message(error)}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     figure, table = folder / "figure.png", folder / "table.md"
-    image = figure.read_bytes() if figure.exists() else b""
-    text = table.read_text(encoding="utf-8") if table.exists() else ""
+    image = figure.read_bytes() if figure.is_file() else b""
+    text = read_text(table, errors="replace") if table.exists() else ""
     return ReportedExperiment(folder, record, image, *read_markdown(text))
 
 

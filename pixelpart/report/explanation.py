@@ -90,7 +90,9 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
         run.notes.append(NO_PICTURES)
         return None
     try:
-        found = Explanation(record, load_file(run.path / "explain.safetensors"))
+        if (path := run.path / "explain.safetensors").exists() and not path.is_file():
+            raise OSError(f"{path.name} is not a regular file")
+        found = Explanation(record, load_file(path))
         found.check()
     except (SafetensorError, OSError, ValueError) as error:
         run.notes.append(f"no pictures: {error}; run `pixelpart explain RUN` again")

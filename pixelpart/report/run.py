@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pixelpart.config import Config, flat, validation_message
 from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
-from pixelpart.files import parse_json
+from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, Run
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class ReportedRun(Marked):
     def read_record(self, name: str, schema: int, kind: type[R]) -> R | None:
         """The content of a JSON file, or None if it is missing or unusable."""
         try:
-            content = parse_json((self.path / name).read_text(encoding="utf-8"))
+            content = parse_json(read_text(self.path / name))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

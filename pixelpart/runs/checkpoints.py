@@ -57,6 +57,8 @@ def _readable(path: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("not a regular file")
         yield
     except FileNotFoundError:
         raise UserError(f"no checkpoint at {path}") from None

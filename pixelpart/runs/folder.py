@@ -11,7 +11,7 @@ from typing import Any
 
 from pixelpart.config import Config, differing_fields, is_user_code, read_config
 from pixelpart.errors import UserError
-from pixelpart.files import atomic_write, exclusive_lock, parse_json
+from pixelpart.files import append_line, atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runs.records import read_row, write_row
 
 LOCKS = {".lock", ".lock.soft"}
@@ -94,14 +94,14 @@ class RunFolder:
                 if new and {file.name for file in self.path.iterdir()} <= LOCKS:
                     shutil.rmtree(self.path)
 
-    def read_metrics(self, problems: list[str] | None = None) -> list[MetricsRow]:
-        """The rows of metrics.jsonl: one for each epoch, from 1 or from the fork on.
+    def read_metrics(self, problems: list[str] | None = None, *, until: int = 0) -> list[MetricsRow]:
+        """The rows of metrics.jsonl: one for each epoch, from 1 or from the fork on, at least to the epoch `until`.
 
         Corrupt lines and missing epochs are a UserError, unless `problems` is given: they are then described there, and
         the other rows are returned.
         """
         rows, found = list[MetricsRow](), list[str]()
-        text = self.metrics_file.read_text(encoding="utf-8", errors="replace") if self.metrics_file.exists() else ""
+        text = read_text(self.metrics_file, errors="replace") if self.metrics_file.exists() else ""
         for number, line in enumerate(text.splitlines(), 1):
             try:
                 row = read_row(line)
@@ -111,8 +111,9 @@ class RunFolder:
             except ValueError as error:
                 found.append(f"line {number} is corrupt ({error})")
         epochs = {row["epoch"] for row in rows}
-        first = 1 if not epochs or 1 in epochs else self._first_epoch()
-        if missing := sorted(set(range(first, max(epochs, default=0) + 1)) - epochs):
+        end = max(epochs | {until})
+        first = 1 if not end or 1 in epochs else self._first_epoch()
+        if missing := sorted(set(range(first, end + 1)) - epochs):
             found.append(f"epochs without a row: {', '.join(map(str, missing[:10]))}{', ...' * (len(missing) > 10)}")
         found += ["rows from before the fork"] * any(epoch < first for epoch in epochs)
         if found and problems is None:
@@ -123,8 +124,8 @@ class RunFolder:
 
     def _first_epoch(self) -> int:
         """The epoch after the fork; 1 if the run is not a fork."""
-        epoch = self.read_config().init_from.rpartition("@")[2] if self.config_file.exists() else ""
-        return int(epoch) + 1 if epoch.isdecimal() else 1
+        config = self.read_config() if self.config_file.exists() else Config()
+        return config.fork_source[1] + 1 if config.init_from else 1
 
     def rewind_metrics(self, epoch: int) -> tuple[list[MetricsRow], list[str]]:
         """Removes the rows after this epoch; returns the others, and what is wrong with the file.
@@ -132,9 +133,9 @@ class RunFolder:
         A file with corrupt lines is kept as metrics.jsonl.corrupt.
         """
         problems: list[str] = []
-        rows = self.read_metrics(problems)
+        rows = self.read_metrics(problems, until=epoch)
         if any("corrupt" in problem for problem in problems):
-            shutil.copyfile(self.metrics_file, f"{self.metrics_file}.corrupt")
+            atomic_write(Path(f"{self.metrics_file}.corrupt"), self.metrics_file.read_bytes())
             problems.append(f"it is kept as {self.metrics_file.name}.corrupt")
         kept = [row for row in rows if row["epoch"] <= epoch]
         if self.metrics_file.exists():
@@ -147,7 +148,7 @@ class RunFolder:
     def read_clock(self, step: int) -> float | None:
         """The seconds of an epoch until the checkpoint at this step; None if they are not known."""
         try:
-            seconds = parse_json(self.clock_file.read_text(encoding="utf-8"))[str(step)]
+            seconds = parse_json(read_text(self.clock_file))[str(step)]
             return seconds if isinstance(seconds, float) and 0 <= seconds < math.inf else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -157,5 +158,4 @@ class RunFolder:
         atomic_write(self.clock_file, json.dumps(seconds))
 
     def log(self, line: str) -> None:
-        with open(self.log_file, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line.rstrip("\n") + "\n")
+        append_line(self.log_file, line.rstrip("\n"))

@@ -1,4 +1,4 @@
-"""What the files of a run may hold: a row of metrics.jsonl and the facts of a checkpoint, validated when they are read.
+"""What the files of a run may hold: rows of metrics.jsonl, facts of a checkpoint, results; validated when read.
 
 No torch is imported here.
 """
@@ -7,7 +7,7 @@ import json
 import zlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pixelpart.config import validation_message
 from pixelpart.files import parse_json
@@ -17,6 +17,7 @@ NotNegative = Annotated[Finite, Field(ge=0)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=2**48)]
 Epoch = Annotated[int, Field(ge=0, le=10**6)]
+Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]  # without control characters
 
 
 class Record(BaseModel):
@@ -67,9 +68,39 @@ class CheckpointFacts(Record):
     sum: str  # checksum of tensors and facts
 
 
+class ResultEntry(Record):
+    """What every entry of eval.json and corruptions.json has; older versions wrote fewer fields."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    attack: Text
+    accuracy: Share
+    n: Annotated[Count, Field(ge=1)]
+    correct: Count = 0
+    interval: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    eps: NotNegative = 0.0
+    dataset: Text
+    split: Text
+    subject: Text | None = None
+    checkpoint: Text | None = None
+    settings: dict[str, Any] = {}
+    warnings: list[Text] = []
+    seconds: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ResultEntry":
+        if "correct" in self.model_fields_set and self.accuracy != self.correct / self.n:
+            raise ValueError("accuracy is not correct / n")
+        return self
+
+
 def read_record(kind: type[Record], text: str) -> dict[str, Any]:
     """The JSON object in the text; ValueError, in one line, if it is not a record of this kind."""
-    values = parse_json(text)
+    return check_record(kind, parse_json(text))
+
+
+def check_record(kind: type[Record], values: Any) -> dict[str, Any]:
+    """The values; ValueError, in one line, if they are not a record of this kind."""
     try:
         kind.model_validate(values)
     except ValidationError as error:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from pixelpart.config import DEFAULT_ATTACKS, Config, Section, flat, read_config, validation_message, with_fields
 from pixelpart.errors import UserError, choose, unknown
-from pixelpart.files import parse_toml
+from pixelpart.files import parse_toml, read_text
 from pixelpart.recipes import RECIPES
 from pixelpart.sweeps.work import Job
 
@@ -41,7 +41,7 @@ class Grid:
 def read_grid(path: Path) -> Grid:
     """The jobs of a grid file; every mistake is a UserError of one line."""
     try:
-        file = GridFile.model_validate(parse_toml(path.read_text(encoding="utf-8")))
+        file = GridFile.model_validate(parse_toml(read_text(path)))
         return Grid(_jobs(file), file.threads, file.slurm)
     except ValidationError as error:
         raise UserError(f"{path}: {validation_message(error)}") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 from pixelpart.config import DEFAULT_STEP_SIZE, Config
 from pixelpart.errors import Diverged, UserError
-from pixelpart.files import atomic_write, exclusive_lock, parse_json
+from pixelpart.files import atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runs import Run, RunFolder, read_facts
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity
@@ -63,8 +63,8 @@ class JobFiles:
     def read_done(self) -> list[dict[str, Any]]:
         """The requests that are done; those of a file that cannot be read are done again."""
         try:
-            found = parse_json(self.done.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            found = parse_json(read_text(self.done))
+        except (OSError, ValueError):
             return []
         return found if isinstance(found, list) else []
 
@@ -126,7 +126,7 @@ def _use_code(task: Task) -> None:
 
 
 def last_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").rstrip().rpartition("\n")[2] if path.exists() else ""
+    return read_text(path, errors="replace").rstrip().rpartition("\n")[2] if path.exists() else ""
 
 
 def _train(task: Task, files: JobFiles, screen: Screen) -> Run:

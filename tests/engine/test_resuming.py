@@ -133,6 +133,15 @@ def test_corrupt_metrics_are_kept_aside_and_training_goes_on(small, quiet, tmp_p
         folder.read_metrics()
 
 
+@pytest.mark.parametrize(("kept", "missing"), [(1, "2"), (0, "1, 2")])
+def test_lost_rows_at_the_end_of_metrics_are_reported(small, quiet, tmp_path, kept, missing):
+    folder = RunFolder(tmp_path / "run")
+    train(small("at", epochs=3), folder.path, screen=quiet, stop_after=2)
+    folder.metrics_file.write_text("".join(folder.metrics_file.read_text().splitlines(keepends=True)[:kept]))
+    train(small("at", epochs=3), folder.path, screen=quiet)
+    assert f"metrics.jsonl: epochs without a row: {missing}\n" in folder.log_file.read_text()
+
+
 def test_a_position_that_does_not_fit_the_run_is_refused(small, quiet, tmp_path):
     run = train(small("at", epochs=1), tmp_path / "run", screen=quiet)
     path = run.folder.checkpoint("last")

@@ -259,6 +259,22 @@ def test_a_changed_entry_is_measured_again(checksum, reused, net, tmp_path):
         path.write_text(json.dumps(intact))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"accuracy": 7.0}, {"accuracy": "0.5"}, {"n": 10**400}, {"eps": float("nan")}, {"interval": None},
+     {"warnings": 3}, {"settings": []}, {"attack": "\x1b]0;x\x07"}, {"split": None}],
+)  # fmt: skip
+def test_an_entry_that_is_no_result_is_left_out_with_and_without_a_checksum(change, reused, net, tmp_path):
+    reused(net)
+    path = tmp_path / "eval.json"
+    content = json.loads(path.read_text())
+    first, second = content["entries"]
+    changed = sealed(second | change)
+    for entry in (changed, {name: value for name, value in changed.items() if name != "sum"}):
+        path.write_text(json.dumps(content | {"entries": [first, entry]}))
+        assert read_entries(tmp_path) == [first]
+
+
 def test_flags_are_never_read_from_outside_the_folder(reused, net, tmp_path):
     reused(net)
     path = tmp_path / "eval.json"

@@ -21,7 +21,7 @@ from pixelpart.experiments.common.intervals import (
     student,
 )
 from pixelpart.experiments.common.paper import Number, Numbers
-from pixelpart.files import parse_json
+from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 from pixelpart.sweeps.identity import parent_of
 from pixelpart.sweeps.table import find_entry
@@ -193,8 +193,8 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
 
 def _measured(path: Path) -> dict[str, Any]:
     try:
-        return dict(parse_json(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return dict(parse_json(read_text(path)))
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path}: {error}; delete it to measure again") from None
 
 
