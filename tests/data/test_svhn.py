@@ -62,6 +62,13 @@ def test_other_mat_files_are_refused(fake, tmp_path):
         data.verify("svhn", root=tmp_path)
 
 
+def test_a_file_that_crashes_the_parser_is_refused(fake, tmp_path, monkeypatch):
+    """The crash is real, its cause is not: which bytes crash scipy depends on its version."""
+    monkeypatch.setattr(svhn, "PARSE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    with pytest.raises(UserError, match=r"train_32x32.mat is not a readable \.mat file: the parser crashed"):
+        data.load("svhn", root=tmp_path)
+
+
 def test_other_labels_are_refused(fake, tmp_path):
     pixels, digits = fake["train"]
     write(tmp_path, "train", pixels, np.where(digits == 3, 4, digits))

@@ -1,5 +1,8 @@
 """CUDA graphs: here with a stand-in, on a GPU with real graphs."""
 
+import os
+import stat
+
 import pytest
 import torch
 
@@ -46,6 +49,25 @@ def test_every_shape_layout_and_type_has_its_own_graph(recorded):
         assert torch.equal(made, a + 1)
         assert made.dtype == a.dtype
     assert len(recorded) == 4
+
+
+def test_compiled_code_is_kept_in_a_folder_of_the_user(monkeypatch, tmp_path):
+    """Not in torch's default below a /tmp that others can write to: what is there is loaded as code."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    capture._private_cache.cache_clear()
+    try:
+        (folder := tmp_path / ".cache" / "pixelpart" / "compiled").mkdir(parents=True)
+        folder.chmod(0o777)
+        capture.compiled(lambda: 1)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+        capture.compiled(lambda: 1)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    finally:
+        capture._private_cache.cache_clear()
 
 
 @pytest.mark.gpu
