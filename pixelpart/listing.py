@@ -139,13 +139,12 @@ def read_run(folder: Path) -> ListedRun:
         config = config_from(_read_config(folder), source=str(folder / "config.json"))
     except UserError as error:
         return ListedRun(folder, "running" if running else "unreadable", problem=str(error))
-    entries, problem = list[Entry](), ""
+    entries, problems = list[Entry](), list[str]()
     try:
-        entries = read_entries(folder)
+        entries = read_entries(folder, problems=problems)
     except UserError as error:
-        problem = str(error)
-    rows = RunFolder(folder).read_metrics(problems := list[str]())
-    problem = problem or "; ".join(problems)
+        problems.append(str(error))
+    rows = RunFolder(folder).read_metrics(problems)
     epoch = rows[-1]["epoch"] if rows else 0
     natural, robust = _results(config, entries)
     if rows:
@@ -155,7 +154,7 @@ def read_run(folder: Path) -> ListedRun:
         folder,
         "running" if running else "finished" if epoch >= config.epochs else "unfinished",
         recipe=config.recipe, model=config.model, data=config.data_label, seed=config.seed,
-        epoch=epoch, epochs=config.epochs, natural=natural, robust=robust, problem=problem,
+        epoch=epoch, epochs=config.epochs, natural=natural, robust=robust, problem="; ".join(problems),
     )  # fmt: skip
 
 

@@ -13,8 +13,11 @@ from pixelpart.runs import EVAL_SCHEMA
 Entry = dict[str, Any]  # of eval.json
 
 
-def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
-    """The entries of a folder's eval.json that are results with the right checksum; UserError if it is unreadable."""
+def read_entries(folder: Path, file: str = "eval.json", problems: list[str] | None = None) -> list[Entry]:
+    """The entries of a folder's eval.json; [] without a file, a UserError if it is unreadable.
+
+    Entries that are corrupt or not results are left out; why is added to `problems`.
+    """
     path = folder / file
     hint = "move it away to start afresh"
     try:
@@ -28,15 +31,16 @@ def read_entries(folder: Path, file: str = "eval.json") -> list[Entry]:
         raise UserError(f"{path} does not hold a list of results; {hint}")
     if (version := content.get("schema_version")) != EVAL_SCHEMA:
         raise UserError(f"{path} has schema_version {version!r}, this version reads {EVAL_SCHEMA}; {hint}")
-    return [_with_warnings(entry) for entry in entries if intact(entry) and _valid(entry)]
-
-
-def _valid(entry: Entry) -> bool:
-    """Whether the entry has the fields and types of a result: a checksum says only that it is as it was written."""
-    try:
-        return bool(check_record(ResultEntry, entry))
-    except ValueError:
-        return False
+    found: list[Entry] = []
+    for entry in entries:
+        try:
+            if not intact(entry):
+                raise ValueError("checksum mismatch")
+            found.append(_with_warnings(check_record(ResultEntry, entry)))
+        except ValueError as error:
+            if problems is not None:
+                problems.append(f"{file}: an entry is left out ({error})")
+    return found
 
 
 def _with_warnings(entry: Entry) -> Entry:

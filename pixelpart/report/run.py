@@ -151,7 +151,7 @@ class ReportedRun(Marked):
         """The entries of a result file that can be shown."""
         found = []
         try:
-            entries = read_entries(self.path, file)
+            entries = read_entries(self.path, file, self.notes)
         except UserError as error:
             self.notes.append(f"{file} is not shown: {error}")
             return []

@@ -77,7 +77,7 @@ class ResultEntry(Record):
     accuracy: Share
     n: Annotated[Count, Field(ge=1)]
     correct: Count = 0
-    interval: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    interval: Annotated[list[Finite], Field(min_length=2, max_length=2)] = [0.0, 1.0]
     eps: NotNegative = 0.0
     dataset: Text
     split: Text
@@ -89,7 +89,7 @@ class ResultEntry(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ResultEntry":
-        if "correct" in self.model_fields_set and self.accuracy != self.correct / self.n:
+        if "correct" in self.model_fields_set and self.correct != round(self.accuracy * self.n):
             raise ValueError("accuracy is not correct / n")
         return self
 

@@ -102,7 +102,7 @@ def test_page_is_self_contained_and_accessible(make_run, page, tmp_path):
 
 def test_strings_are_escaped(make_run, page, entry, metrics_row, explained):
     evil = "<script>alert(1)</script>\"'><img src=x onerror=y>"
-    config = Config(recipe=evil, dataset=evil, model=evil, init_from=evil, mask={"source": evil}, epochs=3)
+    config = Config(recipe=evil, dataset=evil, model=evil, init_from=f"{evil}@1", mask={"source": evil}, epochs=3)
     run = make_run(
         "<b>&'x\"", config=config,
         metrics=[metrics_row(1, phase=evil), metrics_row(2), metrics_row(3)],

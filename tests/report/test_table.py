@@ -32,8 +32,9 @@ def test_bad_entries_are_left_out_and_good_ones_kept(make_run, entry):
     good = sealed(entry())
     run = read(make_run(entries=[good, entry(accuracy=1.7), {"attack": "pgd7"}, good | {"accuracy": 0.53}]))
     assert [m.accuracy for m in run.measurements] == [0.43]
-    assert len(run.notes) == 2
+    assert len(run.notes) == 3
     assert "accuracy" in run.notes[0]
+    assert run.notes[2] == "eval.json: an entry is left out (checksum mismatch)"
 
 
 def test_labels_are_the_shortest_endings_that_differ(make_run):

@@ -15,7 +15,8 @@ def write_run(folder, results, *, file="eval.json", config=None, **changes):
         settings = {} if attack == "natural" else {"steps": 20, "step_size": 2 / 255, "restarts": 1}
         entry = {
             "attack": attack, "subject": None, "checkpoint": "best", "dataset": "shapes", "split": "test",
-            "accuracy": flags.mean(), "correct": int(flags.sum()), "n": len(flags), "settings": settings,
+            "accuracy": flags.mean(), "correct": round(flags.mean() * changes.get("n", len(flags))), "n": len(flags),
+            "settings": settings,
             "eps": 8 / 255 if settings else 0.0, "seed": 0, "precision": "fp32",
             "fingerprint": store.fingerprint(flags),
         } | changes  # fmt: skip
