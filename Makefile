@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo docs notebooks test browser lint slow gpu clean
+SEED ?= 0
+
+.PHONY: demo docs notebooks test chaos browser lint slow gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/pixelpart demo --out demo
@@ -18,6 +20,10 @@ notebooks: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# kills, damaged and hostile files, fuzzed strings, full disks: about 15 minutes on two idle cores; docs/reliability.md
+chaos: $(VENV)/.dev
+	$(BIN)/python tests/chaos/run.py --seed $(SEED)
 
 # Chromium for tests/report/test_browser.py, which are skipped without it; installed if this is root on Debian or Ubuntu
 browser:

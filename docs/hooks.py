@@ -16,8 +16,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = (  # what the site holds from outside docs/
-    "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "benchmarks/README.md", "examples/*.ipynb",
-    "results/README.md", "results/agreement/*.json", "results/bench/*.json",
+    "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "benchmarks/README.md",
+    "examples/*.ipynb", "results/README.md", "results/agreement/*.json", "results/bench/*.json",
     "results/study/PREREGISTRATION.md",
 )  # fmt: skip
 

@@ -47,7 +47,7 @@ evaluate_module = importlib.import_module("pixelpart.evaluation.evaluate")
 demo_module = importlib.import_module("pixelpart.experiments.demo")
 
 ROOT = Path(__file__).parent.parent
-PLACES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "results/**/*.md", "benchmarks/*.md")
+PLACES = ("*.md", "docs/**/*.md", "results/**/*.md", "benchmarks/*.md")
 DOCUMENTS = [path for pattern in PLACES for path in sorted(ROOT.glob(pattern))]
 each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 

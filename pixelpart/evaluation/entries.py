@@ -7,7 +7,7 @@ from typing import Any
 
 from pixelpart.errors import UserError
 from pixelpart.files import parse_json, read_text
-from pixelpart.records import ResultEntry, check_record
+from pixelpart.runs.records import ResultEntry, check_record
 from pixelpart.runs import EVAL_SCHEMA
 
 Entry = dict[str, Any]  # of eval.json
