@@ -16,7 +16,7 @@ def choose_device(name: torch.device | str | None) -> torch.device:
         if place.type == "meta":
             raise RuntimeError
         return torch.empty(0, device=place).device
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, ImportError):  # hpu: torch knows the name and imports a module for it
         choices = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise UserError(f"no device {str(name)!r} here; choose from {choices}") from None
 

@@ -33,6 +33,7 @@ WRONG = [
     (["train", "shapes-at", "--holdout", "160"], "cannot hold out 160 of 160"),
     (["train", "shapes-at", "--device", "toaster"], "no device 'toaster' here; choose from cpu"),
     (["train", "shapes-at", "--device", "meta"], "no device 'meta' here; choose from cpu"),
+    (["train", "shapes-at", "--device", "hpu"], "no device 'hpu' here; choose from cpu"),
     (["train", "shapes-at", "--optim.lr", "1e300"], "optim.lr: Input should be less than or equal to"),
     (["train", "shapes-at", "--model", "wrn-10-9999"], "weights; the limit is 1,000,000,000"),
     (["train", "shapes-at", "--out", "na\udcffme"], "'na\\udcffme' is not UTF-8"),
