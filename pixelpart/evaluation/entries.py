@@ -7,8 +7,8 @@ from typing import Any
 
 from pixelpart.errors import UserError
 from pixelpart.files import parse_json, read_text
-from pixelpart.runs.records import ResultEntry, check_record
 from pixelpart.runs import EVAL_SCHEMA
+from pixelpart.runs.records import ResultEntry, check_record
 
 Entry = dict[str, Any]  # of eval.json
 
