@@ -40,8 +40,9 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
             if len(apart) > 1:
                 mean, low, high, p = paired(apart)
                 predicted = (low > 0) if arm.endswith("inverted") else (high < 0)
+                shown = f"{p:.3f}" if p >= 0.001 else "< 0.001"
                 judged = "as predicted" if predicted else "against it" if low > 0 or high < 0 else "undecided"
-                rows.append([f"{arm} - {base}", column, str(len(apart)), signed(mean, low, high), f"{p:.3f}", judged])
+                rows.append([f"{arm} - {base}", column, str(len(apart)), signed(mean, low, high), shown, judged])
                 name = f"{arm} - {base}, {column}"
                 results.analysis[name] = {"mean": mean, "interval": [low, high], "p": p, "differences": apart}
     head = ["difference", "of", "seeds", "mean [95 % interval]", "p", "prediction"]

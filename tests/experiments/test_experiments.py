@@ -19,12 +19,13 @@ from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper
 from pixelpart.experiments.common.experiment import load, run_experiment
 from pixelpart.experiments.common.intervals import accuracy_interval, crossed_interval, minus_paper
-from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs
+from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs, read_run
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity
 from pixelpart.sweeps.jobs import run_jobs
 from pixelpart.sweeps.work import Job
+from run_results import write_run
 
 CASES = [(name, scale) for name in experiments.EXPERIMENTS for scale in ("paper", "demo")]
 
@@ -249,6 +250,13 @@ def test_cells_without_runs_are_empty(tmp_path, capsys):
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| gradcam |"))
     assert row.split("|")[2:6] == ["  ", "  ", "  ", "  "]
     assert "83.42 ± 0.26" in row
+
+
+def test_an_accuracy_on_fewer_images_than_others_is_left_out(tmp_path):
+    flags = {"natural": np.ones(60, bool), "pgd20": np.ones(60, bool), "autoattack": np.ones(10, bool)}
+    write_run(tmp_path, flags, interval=[0.5, 1.0])
+    found = read_run(Job(Config()), tmp_path, [*flags])
+    assert (found.values, found.n) == ({"natural": 100.0, "pgd20": 100.0}, 60)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,9 @@ def calm(axes: Axes) -> None:
 def heading(results: Results, *, intervals: bool = True) -> str:
     what = results.number[:1].upper() + results.number[1:] + ": " if results.number != "-" else ""
     where = {"demo": f"demo scale ({results.data}, few epochs)", "paper": results.data}[results.scale]
-    seeds = max((len(runs) for runs in results.runs.values()), default=0)
-    return f"{what}{results.title}\n{where}, {seeds} seed{'s' * (seeds != 1)}{', 95 % intervals' * intervals}"
+    seeds = {len(runs) for runs in results.runs.values() if runs} or {0}
+    several = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)}))
+    return f"{what}{results.title}\n{where}, {several} seed{'s' * (several != '1')}{', 95 % intervals' * intervals}"
 
 
 def colour(results: Results, arm: str) -> str:

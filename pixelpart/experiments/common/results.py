@@ -166,22 +166,24 @@ def shown_name(column: str) -> str:
 
 
 def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
-    """What a run's folder has of these columns: attacks, corruptions (fog-3), numbers of measures."""
+    """What a run's folder has of these columns: attacks, corruptions (fog-3), numbers of measures.
+
+    Accuracies on fewer images than others are left out: a row of a table has one number of images.
+    """
     values, intervals, flags = dict[str, float](), dict[str, tuple[float, float]](), {}
     measures = {path.stem: _measured(path) for path in sorted(folder.glob("measures/*.json"))}
     numbers, ends = ({k: v for one in measures.values() for k, v in one.get(key, {}).items()} for key in MEASURED)
     corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
-    n = 0
-    for column in columns:
-        entry = corrupted.get(column) if column in corrupted else _entry(job, column, folder)
-        if entry:
+    entries = {column: corrupted.get(column) or _entry(job, column, folder) for column in columns}
+    n = max((entry["n"] for entry in entries.values() if entry), default=0)
+    for column, entry in entries.items():
+        if entry and entry["n"] == n:
             values[column] = 100 * entry["accuracy"]
             low, high = entry["interval"]
             intervals[column] = 100 * low, 100 * high
-            n = max(n, entry["n"])
             if (right := read_flags(folder, entry)) is not None:
                 flags[column] = right
-        elif numbers.get(column) is not None:
+        elif not entry and numbers.get(column) is not None:
             values[column] = numbers[column]
             intervals |= {column: tuple(ends[column])} if column in ends else {}
     rows = all_epochs(folder)
