@@ -63,6 +63,10 @@ def run_jobs(
                 if numbers:
                     screen.say(f"submitted {what}: {' '.join(numbers)}")
         elif tasks:
+            if device is not None:
+                from pixelpart.runtime.device import choose_device
+
+                choose_device(device)  # a mistake ends the sweep, not every job
             report = _Report(tasks, screen)
             with local.sigterm_as_interrupt():
                 if workers == 1:

@@ -101,7 +101,6 @@ def cases():
         "parent is nonsense": config(init_from="²@²"),
         "parent is far away": config(init_from="../" * 50 + "x@" + "9" * 5000),
         "huge network": config(model="wrn-9994-9999"),
-        "deep network": config(model="wrn-9994-1"),
         "huge numbers": config(batch_size=10**18, probe=10**18, holdout_seed=10**30, seed=10**30),
         "many classes": config(dataset="folder:x", size=64, num_classes=10**9, classes=["a", "b"]),
         "markup in names": config(recipe=SCRIPT + ESCAPE),

@@ -220,6 +220,9 @@ def test_experiment_trains_measures_and_draws_and_a_second_call_starts_nothing(t
 @pytest.mark.usefixtures("_tiny")
 def test_measures_are_taken_on_the_chosen_device(tmp_path, capsys):
     command = ["experiment", "damage", "--out", str(tmp_path), "--quiet", "--device"]
+    assert main([*command, "cuda:98"]) == 2
+    assert capsys.readouterr().err == "pixelpart: no device 'cuda:98' here; choose from cpu\n"
+    assert not (tmp_path / "damage").exists()
     assert main([*command, "cpu"]) == 0
     assert main([*command, "cuda:99"]) == 2  # the run is there: only the measure uses the device
     assert "no device 'cuda:99' here" in capsys.readouterr().err
