@@ -22,6 +22,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 # what flock fails with on a file system without locks, such as some mounts of Lustre, NFS and FUSE
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+MOST_DOTS = 3000  # of a key in TOML: time and memory of tomllib grow with their square
 MOST_BYTES = 1 << 29  # of a text file: metrics.jsonl has 500 bytes an epoch
 NOTICE = 10.0  # seconds of waiting before a line says for whom
 
@@ -81,6 +82,8 @@ def parse_json(text: str) -> Any:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The content of a TOML text; ValueError for anything else."""
+    if sum(line.count(".") ** 2 for line in text.splitlines()) > MOST_DOTS**2:
+        raise ValueError("its keys have too many dots")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -119,7 +122,7 @@ def lock_holder(path: Path) -> str:
     soft = path.with_name(f"{path.name}.soft")
     with suppress(FileNotFoundError):
         pid, host = _read_holder(soft)
-        if host != _this_host() or _is_alive(int(pid)):
+        if host != _this_host() or _is_alive(pid):
             return _name_holder(pid, host)
     if not path.is_file():
         return ""
@@ -155,7 +158,7 @@ def _acquire(lock: BaseFileLock, *, wait: bool) -> None:
             except FileNotFoundError:  # released meanwhile
                 continue
         here = not soft or host == _this_host()
-        if soft and here and not _is_alive(int(pid)):
+        if soft and here and not _is_alive(pid):
             _remove(path, pid)
             continue
         who = _name_holder(pid, host)
@@ -176,10 +179,10 @@ def _this_host() -> str:
         return Path(lock.lock_file).read_text().split()[1]
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid: str) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):  # the last two: not a number of a process
         return False
     except PermissionError:  # of another user
         pass

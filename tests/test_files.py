@@ -170,6 +170,12 @@ def test_soft_lock_of_a_dead_process_is_freed_where_names_cannot_be_exchanged(tm
         assert (tmp_path / ".lock.soft").read_text().split()[0] == str(os.getpid())
 
 
+@pytest.mark.parametrize("pid", ["x", "9" * 40])
+def test_soft_lock_without_the_number_of_a_process_does_not_hold(tmp_path, pid):
+    (tmp_path / ".lock.soft").write_text(f"{pid}\n{files._this_host()}\n")
+    assert lock_holder(tmp_path / ".lock") == ""
+
+
 def test_soft_lock_of_another_machine_is_kept_and_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", _raiser(errno.ENOSYS))
     monkeypatch.setattr(files, "NOTICE", 0.0)

@@ -43,6 +43,10 @@ def check_attack_inputs(
         raise UserError(f"images are {str(x.dtype).removeprefix('torch.')}; they must be float in [0, 1]")
     if not _is_number(steps) or not _is_number(step_size) or steps < 0 or not 0 <= step_size < math.inf:
         raise UserError(f"steps {steps!r} and step_size {step_size!r} must be numbers, finite and not negative")
+    if not float(steps).is_integer():
+        raise UserError(f"steps {steps!r} is not a whole number")
+    if isinstance(start, Tensor) and start.shape[-x.ndim :] != x.shape:  # MMA has one for every target
+        raise UserError(f"the start has shape {tuple(start.shape)}; the images have {tuple(x.shape)}")
     if isinstance(start, Tensor) and type(start) is Tensor and not bool(start.isfinite().all()):
         raise UserError("the start has NaN or infinite values")
     if not isinstance(budget, Tensor) and not _is_number(budget):
@@ -66,10 +70,10 @@ def check_attack_inputs(
 
 
 def check_attack_labels(y: Tensor, classes: int, *, n: int) -> None:
-    """Raises a UserError unless y has a label for each of n images; what is not labels but floats is not checked."""
-    if y.is_floating_point():
+    """Raises a UserError unless y has a label, or a row of floats (targets, clean logits), for each of n images."""
+    if y.is_floating_point() and y.shape == (n, classes):
         return
-    if y.shape != (n,) or y.is_complex() or y.dtype == torch.bool:
+    if y.is_floating_point() or y.shape != (n,) or y.is_complex() or y.dtype == torch.bool:
         raise UserError(
             f"labels are {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}; need ({n},) integers"
         )

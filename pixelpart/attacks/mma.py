@@ -51,6 +51,7 @@ def mma(
         clean = net(x)
         if not isinstance(model, FrozenView):
             check_attack_labels(y, clean.shape[1], n=len(x))
+            y = y.long()
         choices = without(clean, y).topk(min(targets, clean.shape[1] - 1), dim=1).indices
         best, best_margin = x, torch.full_like(clean[:, 0], -torch.inf)
         for i, target in enumerate(choices.unbind(1)):

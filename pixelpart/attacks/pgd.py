@@ -40,10 +40,10 @@ def pgd(
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
         net = view_in(net, search, x)
-        if not isinstance(model, FrozenView) and not y.is_floating_point():
+        if not isinstance(model, FrozenView):
             check_attack_labels(y, net(x[:1]).shape[1], n=len(x))
-        if loss_of is kl and not y.is_floating_point():
-            y = net(x)
+        if not y.is_floating_point():
+            y = net(x) if loss_of is kl else y.long()
         first = first_image(x, budget, start=start, generator=generator)
         return run_steps(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
 

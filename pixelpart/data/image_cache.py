@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pixelpart.data.dataset import Root, home
 from pixelpart.errors import UserError
-from pixelpart.files import exclusive_lock
+from pixelpart.files import exclusive_lock, parse_json, read_text
 from pixelpart.runtime.progress import Progress, silent
 
 VERSION = 3  # to be raised when a decoder's pixels change
@@ -96,11 +96,13 @@ def decode_images(
 def _open(target: Path, paths: Sequence[Path], shape: Shape) -> DecodedImages | None:
     """The images of a cache file; None if it is missing, corrupt or incomplete."""
     try:
+        if not target.is_file():  # a pipe has no end
+            return None
         images = np.load(target, mmap_mode="c")  # copy on write: torch has no read-only tensors
         if images.dtype != np.uint8 or images.shape != (len(paths), *shape):
             return None
-        text, state = target.with_suffix(".json").read_text(), target.stat()
-        facts = json.loads(text)
+        text, state = read_text(target.with_suffix(".json")), target.stat()
+        facts = parse_json(text)
         key = (str(target.resolve()), state.st_size, state.st_mtime_ns, text)
         if key not in _verified and facts.pop("sha256") != _sum(facts, images):
             return None

@@ -102,6 +102,15 @@ def test_labels_that_do_not_fit_are_refused(attack, y, message):
         attack(model, torch.rand(2, 3, 4, 4), y, 8 / 255)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_may_be_of_any_integer_type(dtype):
+    model, x = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)), torch.rand(2, 3, 4, 4)
+    y = torch.tensor([0, 2])
+    for attack in (attacks.pgd, attacks.mma):
+        found = [attack(model, x, labels, 8 / 255, step_size=2 / 255, steps=3) for labels in (y, y.to(dtype))]
+        assert torch.equal(*found)
+
+
 TYPES = """
 import torch
 from pixelpart import attacks
@@ -111,6 +120,7 @@ usual = {"y": torch.tensor([0, 1]), "budget": 8 / 255, "step_size": 0.1, "steps"
 for change in (
     {"budget": "8/255"}, {"budget": [8 / 255]}, {"budget": True}, {"budget": torch.ones(2, 1, 4, 4).bool()},
     {"steps": "10"}, {"step_size": True}, {"y": torch.tensor([0])}, {"y": torch.tensor([True, False])},
+    {"y": torch.tensor([0.0, 1.0])}, {"steps": 1.5}, {"steps": float("nan")}, {"start": torch.rand(2, 3, 4, 5)},
 ):
     for attack in (attacks.pgd, attacks.mma):
         try:
@@ -127,9 +137,10 @@ def test_inputs_of_other_types_are_refused():
     for line in (
         "budget '8/255' is not a number", "budget [0.03", "budget True is not a number", "the budget is bool",
         "steps '10'", "step_size True", "labels are int64 of shape (1,); need (2,) integers", "labels are bool",
+        "labels are float32 of shape (2,)", "steps 1.5 is not", "steps nan is not", "the start has shape (2, 3, 4, 5)",
     ):  # fmt: skip
         assert done.stdout.count(line) == 2, line
-    assert len(done.stdout.splitlines()) == 16
+    assert len(done.stdout.splitlines()) == 24
 
 
 @pytest.mark.parametrize("shape", [(), (4, 4), (3, 4, 4), (3, 1, 4, 4), (2, 2, 4, 4), (2, 1, 4, 5)])

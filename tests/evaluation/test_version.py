@@ -11,7 +11,7 @@ from pathlib import Path
 import pixelpart
 from pixelpart.evaluation.store import ATTACKS_VERSION
 
-DECIDED = (1, "fa8245db70e685f5")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
+DECIDED = (1, "a129fd546c019da3")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
 
 ROOT = Path(pixelpart.__file__).parent
 SOURCES = [
