@@ -144,7 +144,7 @@ def read_run(folder: Path) -> ListedRun:
         entries = read_entries(folder, problems=problems)
     except UserError as error:
         problems.append(str(error))
-    rows = RunFolder(folder).read_metrics(problems)
+    rows = RunFolder(folder).read_metrics(problems, epochs=config.epochs)
     epoch = rows[-1]["epoch"] if rows else 0
     natural, robust = _results(config, entries)
     if rows:

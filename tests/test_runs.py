@@ -234,12 +234,22 @@ def test_corrupt_metrics_are_reported_and_kept_aside(tmp_path, line, message):
     with pytest.raises(UserError, match=rf"metrics\.jsonl: {message}") as info:
         folder.read_metrics()
     assert "\n" not in str(info.value)
-    kept, problems = folder.rewind_metrics(3)
+    kept, problems = folder.rewind_metrics(3, epochs=4)
     assert [row["epoch"] for row in kept] == [1, 3]
     assert re.match(rf"metrics\.jsonl: {message}", problems[0])
     aside = tmp_path / "metrics.jsonl.corrupt"
     assert aside.read_bytes() == content if line is not None else not aside.exists()
     assert folder.read_metrics([]) == kept
+
+
+def test_rows_beyond_the_epochs_of_the_run_are_reported_and_kept_aside(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_metrics([metrics_row(1), metrics_row(2), metrics_row(3)])
+    content = folder.metrics_file.read_bytes()
+    kept, problems = folder.rewind_metrics(2, epochs=2)
+    assert [row["epoch"] for row in kept] == [1, 2]
+    assert problems[0] == "metrics.jsonl: line 3 is corrupt (epoch 3 of 2)"
+    assert (tmp_path / "metrics.jsonl.corrupt").read_bytes() == content
 
 
 def test_every_flipped_bit_of_a_row_is_noticed(tmp_path):

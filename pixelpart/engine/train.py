@@ -132,7 +132,7 @@ class Trainer:
         self.position = self.checkpoints.resume(steps, len(self.loader))
         if self.world.leads:
             self.folder.write_config(self.config)
-            self.rows, problems = self.folder.rewind_metrics(self.position.epoch)
+            self.rows, problems = self.folder.rewind_metrics(self.position.epoch, epochs=self.config.epochs)
             for problem in problems:
                 self.say(problem)
         else:

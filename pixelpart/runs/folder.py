@@ -94,11 +94,13 @@ class RunFolder:
                 if new and {file.name for file in self.path.iterdir()} <= LOCKS:
                     shutil.rmtree(self.path)
 
-    def read_metrics(self, problems: list[str] | None = None, *, until: int = 0) -> list[MetricsRow]:
+    def read_metrics(
+        self, problems: list[str] | None = None, *, until: int = 0, epochs: float = math.inf
+    ) -> list[MetricsRow]:
         """The rows of metrics.jsonl: one for each epoch, from 1 or from the fork on, at least to the epoch `until`.
 
-        Corrupt lines and missing epochs are a UserError, unless `problems` is given: they are then described there, and
-        the other rows are returned.
+        A row after `epochs`, the last of the run, is corrupt. Corrupt lines and missing epochs are a UserError, unless
+        `problems` is given: they are then described there, and the other rows are returned.
         """
         rows, found = list[MetricsRow](), list[str]()
         text = read_text(self.metrics_file, errors="replace") if self.metrics_file.exists() else ""
@@ -107,15 +109,17 @@ class RunFolder:
                 row = read_row(line)
                 if rows and row["epoch"] <= rows[-1]["epoch"]:
                     raise ValueError(f"epoch {row['epoch']} after epoch {rows[-1]['epoch']}")
+                if row["epoch"] > epochs:
+                    raise ValueError(f"epoch {row['epoch']} of {epochs}")
                 rows.append(row)
             except ValueError as error:
                 found.append(f"line {number} is corrupt ({error})")
-        epochs = {row["epoch"] for row in rows}
-        end = max(epochs | {until})
-        first = 1 if not end or 1 in epochs else self._first_epoch()
-        if missing := sorted(set(range(first, end + 1)) - epochs):
+        present = {row["epoch"] for row in rows}
+        end = max(present | {until})
+        first = 1 if not end or 1 in present else self._first_epoch()
+        if missing := sorted(set(range(first, end + 1)) - present):
             found.append(f"epochs without a row: {', '.join(map(str, missing[:10]))}{', ...' * (len(missing) > 10)}")
-        found += ["rows from before the fork"] * any(epoch < first for epoch in epochs)
+        found += ["rows from before the fork"] * any(epoch < first for epoch in present)
         if found and problems is None:
             raise UserError(f"{self.metrics_file}: {'; '.join(found[:3])}; restore the file or train the run again")
         if problems is not None:
@@ -127,13 +131,13 @@ class RunFolder:
         config = self.read_config() if self.config_file.exists() else Config()
         return config.fork_source[1] + 1 if config.init_from else 1
 
-    def rewind_metrics(self, epoch: int) -> tuple[list[MetricsRow], list[str]]:
+    def rewind_metrics(self, epoch: int, *, epochs: int) -> tuple[list[MetricsRow], list[str]]:
         """Removes the rows after this epoch; returns the others, and what is wrong with the file.
 
         A file with corrupt lines is kept as metrics.jsonl.corrupt.
         """
         problems: list[str] = []
-        rows = self.read_metrics(problems, until=epoch)
+        rows = self.read_metrics(problems, until=epoch, epochs=epochs)
         if any("corrupt" in problem for problem in problems):
             atomic_write(Path(f"{self.metrics_file}.corrupt"), self.metrics_file.read_bytes())
             problems.append(f"it is kept as {self.metrics_file.name}.corrupt")
