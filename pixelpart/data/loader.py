@@ -138,9 +138,14 @@ def _copied(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     return copied
 
 
-def split_holdout(n: int, holdout: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
-    """Numbers of the training images and of `holdout` held-out images: disjoint, sorted, determined by the seed."""
+def check_holdout(n: int, holdout: int) -> None:
+    """UserError if not even one of the n training images would be left."""
     if not 0 <= holdout < n:
         raise UserError(f"cannot hold out {holdout} of {n} training images; choose a holdout of 0 to {n - 1}")
+
+
+def split_holdout(n: int, holdout: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, " b"]]:
+    """Numbers of the training images and of `holdout` held-out images: disjoint, sorted, determined by the seed."""
+    check_holdout(n, holdout)
     order = torch.randperm(n, generator=generator(seed, "holdout"))
     return order[holdout:].sort().values, order[:holdout].sort().values

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pixelpart import masks
 from pixelpart.attacks import ATTACKS
-from pixelpart.config import Config
-from pixelpart.data import of_config, require_masks
+from pixelpart.config import Config, is_user_code
+from pixelpart.data import DataSet, of_config, require_masks
 from pixelpart.data.augment import AUGMENTS
-from pixelpart.data.loader import split_holdout
+from pixelpart.data.loader import check_holdout
 from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.step import Phase, TrainingAttack, TrainingObjective
@@ -65,32 +65,58 @@ class Plan:
 def build_plan(config: Config) -> Plan:
     """The functions and the model that a config names; an unknown name is a UserError with the choices."""
     dataset = of_config(config)
+    burn_in, main = _phases(config, dataset)
+    model = build_model(config)
+    _check_maps(model, config, dataset)
+    return Plan(config, model, burn_in, main)
+
+
+def check_plans(configs: Sequence[Config]) -> None:
+    """UserError for the first mistake that `build_plan` reports; each data set and each network is made only once."""
+    sets: dict[Any, DataSet] = {}
+    groups: dict[Any, dict[Any, Config]] = {}  # by network, then by what its maps depend on
+    for config in configs:
+        name = (config.dataset, *config.data_options.values())
+        if name not in sets:
+            sets[name] = of_config(config)
+        _phases(config, sets[name])
+        maps = (config.mask.source, config.mask.layer, config.mask.rule == "none")
+        groups.setdefault((config.model, name), {})[maps] = config
+    for (network, name), group in groups.items():
+        model = build_model(next(iter(group.values())))
+        if not is_user_code(network):
+            model = model.to("meta")  # finds its layers without computing
+        for config in group.values():
+            _check_maps(model, config, sets[name])
+
+
+def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
+    """How the epochs of burn-in and the others train; all names but that of the network are looked up."""
     choose(OPTIMIZERS, config.optim.name, "optimizer")
     choose(SCHEDULES, config.optim.schedule, "schedule")
     choose(AUGMENTS, config.augment, "augmentation")
     choose(PRECISIONS, config.precision, "precision")
-    split_holdout(dataset.counts["train"], config.holdout, config.split_seed)
-    model, names = build_model(config), config.mask
-    mask = masks.budget_policy(**names.policy, eps=config.eps, eps_low=config.eps_low)
+    check_holdout(dataset.counts["train"], config.holdout)
+    mask = masks.budget_policy(**config.mask.policy, eps=config.eps, eps_low=config.eps_low)
     if mask is not None and mask.source.of_image:
         require_masks(dataset, config.dataset)
-    if names.source in masks.MAPS and (mask is not None or names.layer != "features"):
-        some = torch.zeros(2, *dataset.shape)
-        masks.cam(model, some, method=names.source, layer=names.layer)  # reports a layer without maps now
-    burn_in, main = config.burn_in, config.objective.name
-    return Plan(
-        config,
-        model,
-        burn_in=Phase(
-            "burn-in",
-            eps=config.eps if burn_in.eps == "same" else burn_in.eps,
-            mask=None,
-            **_method(config, main if burn_in.objective == "same" else burn_in.objective, dataset.num_classes),
-        ),
-        main=Phase(
-            "mask" if mask else "plain", eps=config.eps, mask=mask, **_method(config, main, dataset.num_classes)
-        ),
+    first, main = config.burn_in, config.objective.name
+    burn_in = Phase(
+        "burn-in",
+        eps=config.eps if first.eps == "same" else first.eps,
+        mask=None,
+        **_method(config, main if first.objective == "same" else first.objective, dataset.num_classes),
     )
+    name = "mask" if mask else "plain"
+    return burn_in, Phase(name, eps=config.eps, mask=mask, **_method(config, main, dataset.num_classes))
+
+
+def _check_maps(model: Classifier, config: Config, dataset: DataSet) -> None:
+    """UserError if the network does not have the maps that the mask reads."""
+    names = config.mask
+    if names.source in masks.MAPS and (names.rule != "none" or names.layer != "features"):
+        some = torch.zeros(2, *dataset.shape, device=next(model.parameters()).device)
+        masks.cam(model, some, method=names.source, layer=names.layer)
 
 
 def _method(config: Config, name: str, classes: int) -> dict[str, Any]:

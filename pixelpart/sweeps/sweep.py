@@ -1,11 +1,14 @@
 """`sweep`: trains and evaluates the runs of a grid file that are not there yet, and returns one table of all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from pixelpart.config import is_user_code
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.grid import Grid, read_grid
 from pixelpart.sweeps.jobs import job_states, run_jobs
 from pixelpart.sweeps.table import Table, rows
+from pixelpart.sweeps.work import Job, JobFiles, use_code
 
 
 def sweep(
@@ -25,11 +28,33 @@ def sweep(
     grid says. On "slurm" the jobs are submitted, and what is there so far is returned at once.
     """
     found = grid if isinstance(grid, Grid) else read_grid(Path(grid))
+    check_values(found.jobs, Path(out))
     run_jobs(
         found.jobs, Path(out), workers=workers, threads=threads or found.threads, device=device, on=on,
         slurm=found.slurm, screen=screen,
     )  # fmt: skip
     return table_of(found, Path(out))
+
+
+def check_values(jobs: Sequence[Job], out: Path, *, user_code: bool = True) -> None:
+    """UserError for the first value that `train` would reject, such as an unknown name, in the runs not begun yet.
+
+    Runs with user code are checked only if it may be run.
+    """
+    from pixelpart.engine.checkpoint import find_parent
+    from pixelpart.engine.plan import check_plans
+    from pixelpart.engine.training_data import with_data_fields
+
+    configs = [job.config for job in jobs if not JobFiles(out, job.id).run.config_file.exists()]
+    if user_code:
+        use_code(configs)
+    else:
+        configs = [c for c in configs if not is_user_code(c.model) and not is_user_code(c.dataset)]
+    # the grid has the fields of folders, which take long to list
+    check_plans([c if c.dataset.startswith("folder:") else with_data_fields(c) for c in configs])
+    for config in configs:
+        if config.init_from:
+            find_parent(config)
 
 
 def table_of(grid: Grid, out: Path) -> Table:

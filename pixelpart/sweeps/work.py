@@ -7,6 +7,7 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,7 +97,8 @@ def perform(task: Task, screen: Screen | None = None) -> str:
         files.error.unlink(missing_ok=True)
         screen = screen or Screen(quiet=True)
         try:
-            _use_code(task)
+            # a burn-in has no jobs; it may be of a run found in the folder, but only of one with the names of a job
+            use_code([job.config for job in task.jobs] or [task.config])
             run = _train(task, files, screen)
             for job in task.jobs:
                 if not files.is_done(job):
@@ -113,14 +115,11 @@ def perform(task: Task, screen: Screen | None = None) -> str:
     return ""
 
 
-def _use_code(task: Task) -> None:
-    """Allows the network and the data set of the jobs, which the caller gave, to be user code.
-
-    A burn-in has no jobs; it may be of a run that was found in the folder, but only of one with the names of a job.
-    """
+def use_code(configs: Sequence[Config]) -> None:
+    """Allows the networks and the data sets of configs that the caller gave to be user code."""
     from pixelpart import data, models
 
-    for config in {job.config for job in task.jobs} or {task.config}:
+    for config in configs:
         models.use(config.model)
         data.use(config.dataset)
 

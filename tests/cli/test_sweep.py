@@ -5,8 +5,10 @@ import json
 import pytest
 
 from command_line import mistake
+from pixelpart import recipes
 from pixelpart.cli.main import main
 from pixelpart.files import exclusive_lock
+from pixelpart.runs import RunFolder
 
 GRID = """
 base = "shapes-at"
@@ -51,12 +53,43 @@ def test_sweep_prints_the_table_and_starts_only_what_is_missing(grid, tmp_path, 
 
 
 def test_failed_arm_is_exit_code_1(grid, capsys):
-    args = ["sweep", str(grid("'mask.rule' = ['none', 'nonsense']")), "--device", "cpu"]
+    args = ["sweep", str(grid("'optim.lr' = [0.1, 1e30]")), "--device", "cpu"]
     assert main(args) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "1 done, 1 failed"
     assert main([*args, "--status"]) == 0
-    out = capsys.readouterr().out
-    assert "unknown mask.rule 'nonsense'; did you mean none? choose from" in out
+    assert "the loss was not finite at" in capsys.readouterr().out
+
+
+WRONG = {
+    "'mask.control' = ['shuffled', 'shuffeld']": "unknown mask.control 'shuffeld'; did you mean shuffled? choose from",
+    "'mask.source' = ['gradcam', 'gradcom']": "unknown mask.source 'gradcom'; did you mean gradcam",
+    "'mask.layer' = ['layer3', 'layer9']": "unknown layer 'layer9'; choose from features, layer1",
+    "model = ['tiny-cnn', 'nosuch']": "unknown model 'nosuch'; choose from",
+    "model = ['tiny-cnn', 'nosuch:net']": "no module 'nosuch'",
+    "data = ['shapes', 'mnist']": "unknown data set 'mnist'; choose from",
+    "data = ['shapes', 'nosuch:load']": "no module 'nosuch'",
+    "'attack.name' = ['pgd', 'fgsm']": "unknown attack 'fgsm'; choose from mma, pgd",
+    "'objective.name' = ['at', 'tradse']": "unknown objective 'tradse'; did you mean trades? choose from",
+    "'optim.schedule' = ['step', 'linear']": "unknown schedule 'linear'; choose from",
+    "init_from = ['', 'run@7']": "cannot fork run: holdout: ",
+}
+
+
+@pytest.mark.parametrize("varied", WRONG)
+def test_wrong_value_in_one_arm_ends_the_sweep_before_any_job(grid, tmp_path, capsys, varied):
+    path = grid(f"{varied}\n[set.mask]\nrule = 'mean'")
+    RunFolder(tmp_path / "run").write_config(recipes.shapes("at", epochs=1))
+    for options in ([], ["--on", "slurm"], *([["--status"]] if "nosuch:" not in varied else [])):
+        err = mistake(capsys, ["sweep", path, "--device", "cpu", "--out", "out", *options], WRONG[varied])
+        assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_status_runs_no_user_code(grid, tmp_path):
+    (tmp_path / "status_code.py").write_text("raise SystemExit('it was run')")
+    path = str(grid("model = ['status_code:net', 'tiny-cnn']\ndata = ['status_code:load', 'shapes']"))
+    assert main(["sweep", path, "--status"]) == 0
+    assert main(["sweep", path]) == 2
 
 
 def test_mistakes_are_one_line(grid, tmp_path, capsys, monkeypatch):

@@ -5,9 +5,11 @@ import torch
 
 from pixelpart import recipes
 from pixelpart.attacks import mma, pgd
-from pixelpart.engine.plan import build_plan
+from pixelpart.engine import plan as plan_module
+from pixelpart.engine.plan import build_plan, check_plans
 from pixelpart.errors import UserError
 from pixelpart.objectives import at, mart, trades
+from pixelpart.runs import build_model
 
 
 def plan(method="part", **overrides):
@@ -136,6 +138,18 @@ def test_maps_are_renewed_after_burn_in_and_every_few_epochs_from_there():
     ],
 )
 def test_an_unknown_name_is_a_user_error_with_the_choices(method, change, message):
-    """Also where the method would not use it."""
+    """Also where the method would not use it, and in one of many configs."""
     with pytest.raises(UserError, match=message):
         plan(method, **change)
+    with pytest.raises(UserError, match=message):
+        check_plans([recipes.shapes("part"), recipes.shapes(method, **change), recipes.shapes("at")])
+
+
+@pytest.mark.parametrize("model", ["tiny-cnn", "resnet18", "preactresnet18", "wrn-10-1", "vit-tiny"])
+def test_many_configs_of_one_network_build_it_once(model, monkeypatch):
+    maps = ["gradcam", "layercam", "rollout"] if model == "vit-tiny" else ["gradcam", "layercam", "xgradcam"]
+    masks = [{"source": source, "control": control} for source in maps for control in ("none", "flat")]
+    built = []
+    monkeypatch.setattr(plan_module, "build_model", lambda config: built.append(config) or build_model(config))
+    check_plans([recipes.shapes("part", model=model, mask=mask, seed=seed) for mask in masks for seed in range(3)])
+    assert len(built) == 1
