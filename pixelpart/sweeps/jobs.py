@@ -33,7 +33,6 @@ class JobState:
     folder: Path
     state: str  # done, running, failed or missing
     error: str = ""  # the last line, of a failed job
-    epochs: int = 0  # that are trained
 
 
 def run_jobs(
@@ -135,8 +134,7 @@ def _state(job: Job, files: JobFiles) -> JobState:
         state = "running"
     else:
         state = "failed" if files.error.exists() else "missing"
-    error = last_line(files.error) if state == "failed" else ""
-    return JobState(job, files.run.path, state, error, _epochs(files.run))
+    return JobState(job, files.run.path, state, last_line(files.error) if state == "failed" else "")
 
 
 def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:

@@ -116,4 +116,4 @@ def test_requeued_and_cancelled_jobs_end_as_undisturbed_ones(config, quiet, tmp_
             subprocess.run([*disturb.pop(), running.split()[0]], check=False)
         time.sleep(2)
         run_jobs(jobs, tmp_path, on="slurm", screen=quiet)
-    assert [state.epochs for state in job_states(jobs, tmp_path)] == [3, 3]
+    assert [RunFolder(state.folder).read_metrics()[-1]["epoch"] for state in job_states(jobs, tmp_path)] == [3, 3]
