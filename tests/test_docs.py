@@ -41,6 +41,8 @@ from pixelpart.evaluation import explain, result
 from pixelpart.report.pictures import write_picture
 from pixelpart.runs import read_facts
 from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps import grid
+from pixelpart.sweeps.work import Job
 
 train_module = importlib.import_module("pixelpart.engine.train")
 evaluate_module = importlib.import_module("pixelpart.evaluation.evaluate")
@@ -100,13 +102,16 @@ def cut_down(patch):
         ),
     }
 
+    def small(config):
+        values = config.model_dump()
+        cut = {key: values[key] | value if isinstance(value, dict) else value for key, value in TINY.items()}
+        return config_from(values | cut, source="TINY")
+
     def small_train(config, out, **settings):
         if config.dataset == "cifar10" or config.model.startswith("wrn"):
             build_plan(config)
             return None
-        values = config.model_dump()
-        small = {key: values[key] | value if isinstance(value, dict) else value for key, value in TINY.items()}
-        return train(config_from(values | small, source="TINY"), out, **settings)
+        return train(small(config), out, **settings)
 
     def small_evaluate(subject, *, attacks, images=None, **settings):
         names = attacks.split(",") if isinstance(attacks, str) else attacks
@@ -120,6 +125,8 @@ def cut_down(patch):
         patch.setattr(module, "train", small_train)
     for module in (evaluate_module, demo_module):
         patch.setattr(module, "evaluate", small_evaluate)
+    # a sweep finds its runs by their configs, so its jobs are made small from the start
+    patch.setattr(grid, "Job", lambda config, *request: Job(small(config), *request))
     for name, entry in sets.items():
         patch.setitem(data.SETS, name, entry)
 

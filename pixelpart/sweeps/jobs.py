@@ -112,14 +112,23 @@ def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Ta
     runs: dict[str, list[Job]] = {}
     for job in jobs:
         runs.setdefault(job.id, []).append(job)
+    for id, asked in runs.items():
+        _require_same_run(asked[0], RunFolder(out / "runs" / id))
     missing = {id: tuple(job for job in asked if not JobFiles(out, id).is_done(job)) for id, asked in runs.items()}
-    for id, asked in missing.items():
-        folder = RunFolder(out / "runs" / id)
-        if asked and folder.config_file.exists() and identity(theirs := folder.read_config(), folder=folder.path) != id:
-            differing = "; ".join(differing_fields(theirs, asked[0].config))
-            raise UserError(f"{folder.path} holds a run with another config ({differing}); move it away")
     tasks = [Task(out.resolve(), id, asked[0].config, asked, device=device) for id, asked in missing.items() if asked]
     return share_burn_ins(tasks)
+
+
+def _require_same_run(job: Job, folder: RunFolder) -> None:
+    """UserError if the folder holds a run with another config, as after an edit."""
+    if not folder.config_file.exists():
+        return
+    theirs = folder.read_config()
+    own = {name: getattr(job.config, name) for name in ("init_from", "keep")}  # which sharing burn-ins sets
+    planned = theirs.model_copy(update=own)  # without the run that it was forked from, which may be deleted
+    if identity(planned) != job.id and identity(theirs, folder=folder.path) != job.id:
+        differing = "; ".join(differing_fields(planned, job.config))
+        raise UserError(f"{folder.path} holds a run with another config ({differing}); move it away")
 
 
 def job_states(jobs: Iterable[Job], out: Path) -> list[JobState]:

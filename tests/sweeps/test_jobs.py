@@ -141,6 +141,28 @@ def test_deleted_run_is_trained_again(job, quiet, tmp_path):
     assert table([job()], tmp_path)[0]["pgd2"] is not None
 
 
+def test_deleted_source_of_a_shared_burn_in_is_trained_again_and_its_forks_are_not(job, quiet, tmp_path):
+    jobs = [job(eps_low=low) for low in ("4/255", "5/255")]
+    source, fork = run_jobs(jobs, tmp_path, screen=quiet)
+    assert RunFolder(fork.folder).read_config().init_from == f"{source.folder.resolve()}@1"
+    trained = RunFolder(fork.folder).checkpoint("last").stat().st_mtime_ns
+    shutil.rmtree(source.folder)
+    assert [state.state for state in run_jobs(jobs, tmp_path, screen=quiet)] == ["done", "done"]
+    assert RunFolder(fork.folder).checkpoint("last").stat().st_mtime_ns == trained
+
+
+@pytest.mark.parametrize("arm", [0, 1])  # the second is a fork
+def test_finished_run_whose_config_was_edited_is_a_mistake(job, quiet, tmp_path, arm):
+    jobs = [job(eps_low=low) for low in ("4/255", "5/255")]
+    folder = RunFolder(run_jobs(jobs, tmp_path, screen=quiet)[arm].folder)
+    stored = folder.read_config()
+    folder.config_file.write_text(stored.model_copy(update={"recipe": "mine"}).to_json())
+    run_jobs(jobs, tmp_path, screen=quiet)  # a name decides nothing
+    folder.config_file.write_text(stored.model_copy(update={"epochs": 2}).to_json())
+    with pytest.raises(UserError, match=r"holds a run with another config \(epochs: 2 != 3\); move it away"):
+        run_jobs(jobs, tmp_path, screen=quiet)
+
+
 def test_folder_of_another_config_and_folder_in_use_are_mistakes(job, config, quiet, tmp_path):
     folder = RunFolder(tmp_path / "runs" / job().id)
     folder.write_config(config(seed=7))
