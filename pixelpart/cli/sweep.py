@@ -37,8 +37,8 @@ def sweep(args: list[str]) -> int:
     found = parser.parse_all(args)
     from pixelpart.sweeps.grid import read_grid
     from pixelpart.sweeps.local import visible_gpus
-    from pixelpart.sweeps.sweep import check_values, table_of
     from pixelpart.sweeps.sweep import sweep as run_sweep
+    from pixelpart.sweeps.sweep import table_of
 
     grid = read_grid(found.grid)
     out = found.out or Path("sweeps") / found.grid.stem
@@ -49,7 +49,6 @@ def sweep(args: list[str]) -> int:
             grid, out=out, workers=workers, threads=found.threads, device=found.device, on=found.on, screen=screen
         )
     else:
-        check_values(grid.jobs, out, user_code=False)
         table = table_of(grid, out)
     if found.table:
         table.write_csv(found.table)

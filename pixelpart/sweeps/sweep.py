@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pixelpart.config import is_user_code
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.grid import Grid, read_grid
 from pixelpart.sweeps.jobs import job_states, run_jobs
@@ -36,20 +35,14 @@ def sweep(
     return table_of(found, Path(out))
 
 
-def check_values(jobs: Sequence[Job], out: Path, *, user_code: bool = True) -> None:
-    """UserError for the first value that `train` would reject, such as an unknown name, in the runs not begun yet.
-
-    Runs with user code are checked only if it may be run.
-    """
+def check_values(jobs: Sequence[Job], out: Path) -> None:
+    """UserError for the first value that `train` would reject, such as an unknown name, in the runs not begun yet."""
     from pixelpart.engine.checkpoint import find_parent
     from pixelpart.engine.plan import check_plans
     from pixelpart.engine.training_data import with_data_fields
 
     configs = [job.config for job in jobs if not JobFiles(out, job.id).run.config_file.exists()]
-    if user_code:
-        use_code(configs)
-    else:
-        configs = [c for c in configs if not is_user_code(c.model) and not is_user_code(c.dataset)]
+    use_code(configs)
     # the grid has the fields of folders, which take long to list
     check_plans([c if c.dataset.startswith("folder:") else with_data_fields(c) for c in configs])
     for config in configs:

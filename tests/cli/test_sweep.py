@@ -79,17 +79,10 @@ WRONG = {
 def test_wrong_value_in_one_arm_ends_the_sweep_before_any_job(grid, tmp_path, capsys, varied):
     path = grid(f"{varied}\n[set.mask]\nrule = 'mean'")
     RunFolder(tmp_path / "run").write_config(recipes.shapes("at", epochs=1))
-    for options in ([], ["--on", "slurm"], *([["--status"]] if "nosuch:" not in varied else [])):
+    for options in ([], ["--on", "slurm"]):
         err = mistake(capsys, ["sweep", path, "--device", "cpu", "--out", "out", *options], WRONG[varied])
         assert len(err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_status_runs_no_user_code(grid, tmp_path):
-    (tmp_path / "status_code.py").write_text("raise SystemExit('it was run')")
-    path = str(grid("model = ['status_code:net', 'tiny-cnn']\ndata = ['status_code:load', 'shapes']"))
-    assert main(["sweep", path, "--status"]) == 0
-    assert main(["sweep", path]) == 2
 
 
 def test_mistakes_are_one_line(grid, tmp_path, capsys, monkeypatch):
