@@ -34,9 +34,8 @@ class Job:
     images: int | None = None  # the first n test images; None: all
     split: str = "test"
     step_size: float = DEFAULT_STEP_SIZE  # of the attacks
-    measures: tuple[
-        str, ...
-    ] = ()  # module:function, called with run, job and device; its JSON is kept in the run's measures/
+    # module:function, called with run, job and device; its JSON is kept in the run's measures/
+    measures: tuple[str, ...] = ()
 
     @cached_property
     def id(self) -> str:
@@ -59,7 +58,11 @@ class JobFiles:
 
     def is_done(self, job: Job) -> bool:
         """Whether the run is trained and all that the job requests was done with it."""
-        return job.request in self.read_done()
+        return job.request in self.read_done() and all(self.measure(name).exists() for name in job.measures)
+
+    def measure(self, name: str) -> Path:
+        """Where the JSON of a measure, module:function, is kept."""
+        return self.run.path / "measures" / f"{name.partition(':')[2]}.json"
 
     def read_done(self) -> list[dict[str, Any]]:
         """The requests that are done; those of a file that cannot be read are done again."""
@@ -70,7 +73,8 @@ class JobFiles:
         return found if isinstance(found, list) else []
 
     def add_done(self, job: Job) -> None:
-        atomic_write(self.done, json.dumps([*self.read_done(), job.request], indent=2) + "\n")
+        before = [request for request in self.read_done() if request != job.request]
+        atomic_write(self.done, json.dumps([*before, job.request], indent=2) + "\n")
 
     def begun(self) -> Config | None:
         """The config of the run if there is a checkpoint from which it resumes."""
@@ -102,7 +106,7 @@ def perform(task: Task, screen: Screen | None = None) -> str:
             run = _train(task, files, screen)
             for job in task.jobs:
                 if not files.is_done(job):
-                    _evaluate(run, job, task.device, screen)
+                    _evaluate(run, job, files, task.device, screen)
                     files.add_done(job)
         except KeyboardInterrupt:
             raise
@@ -164,7 +168,7 @@ def _provide_burn_in(task: Task, screen: Screen) -> bool:
     return True
 
 
-def _evaluate(run: Run, job: Job, device: str | None, screen: Screen) -> None:
+def _evaluate(run: Run, job: Job, files: JobFiles, device: str | None, screen: Screen) -> None:
     from pixelpart.evaluation.evaluate import evaluate
 
     if job.attacks:
@@ -174,10 +178,9 @@ def _evaluate(run: Run, job: Job, device: str | None, screen: Screen) -> None:
             evaluate(run, attacks=job.attacks, device=device, progress=progress, **settings)
     for name in job.measures:
         module, _, function = name.partition(":")
-        path = run.dir / "measures" / f"{function}.json"
-        if not path.exists():
+        if not (path := files.measure(name)).exists():
             found = getattr(importlib.import_module(module), function)(run, job, device)
-            atomic_write(path, json.dumps(found, indent=2) + "\n")
+            atomic_write(path, json.dumps(found) + "\n")
 
 
 def _free_memory() -> None:
