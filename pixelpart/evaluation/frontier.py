@@ -147,6 +147,7 @@ class Distance:
             return {"estimate": None}
         return {
             "estimate": self.estimate, "interval": list(self.interval()), "confidence": 0.95, "p": self.p,
+            "interval 90 %": list(self.interval(0.9)), "interval 97.5 %": list(self.interval(0.975)),
             "df": self.df, "v_seeds": self.v_seeds, "v_images": self.v_images, "v_interplay": self.v_interplay,
         }  # fmt: skip
 

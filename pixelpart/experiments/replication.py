@@ -32,12 +32,12 @@ def numbers(scale: Scale) -> Numbers:
     return found | {LATE: found["AT"], RELEASED: found["PART s=1"]}
 
 
-def verdict(claim: Claim, seeds: int) -> str:
+def verdict(claim: Claim) -> str:
     """Whether an arm's difference from its baseline is that of the paper; "" without both."""
     if claim.ours is None or claim.paper is None:
         return ""
     _, low, high = claim.ours
-    if seeds < SEEDS:
+    if claim.seeds < SEEDS:
         return "undecided (few seeds)"
     if low > 0 < claim.paper or high < 0 > claim.paper:
         return "replicated"
@@ -55,8 +55,7 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
         apart = [cell.minus_paper if cell else None for cell in found]
         cells.append([arm, *("" if a is None else "consistent" if a[1] <= 0 <= a[2] else "differs" for a in apart)])
     for arm, base in results.baselines:
-        seeds = {run.seed for run in results.runs[arm]} & {run.seed for run in results.runs[base]}
-        claims.append([f"{arm} - {base}", *(verdict(results.claim(arm, base, c), len(seeds)) for c in columns)])
+        claims.append([f"{arm} - {base}", *(verdict(results.claim(arm, base, c)) for c in columns)])
     results.analysis = {"cells": [["arm", *columns], *cells], "claims": [["difference", *columns], *claims]}
     return [
         Table("Is a cell consistent with the paper?", ["arm", *columns], cells),

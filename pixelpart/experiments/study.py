@@ -19,6 +19,7 @@ PART = "8|7 CAM"
 EXTENDED = ("U8", "U7.5", PART)
 FIRST, LAST = range(100, 108), range(100, 112)  # seeds of these arms, and with those that a large deviation adds
 DEVIATION = 0.0020
+ATTACKS_APART = 0.05  # points
 RULE = (
     "The pooled deviation of y is computed after eight seeds; above 0.20 points, U8, U7.5 and 8|7 CAM get seeds 108 to "
     "111 before D is computed."
@@ -39,26 +40,30 @@ def withhold(results: Results) -> str:
     found = {label: study_arm(first, label) for label in first.arms}
     uniform = [found[label] for label in uniform_arms(first)]
     deviation = pooled_deviation(list(found.values()), uniform) if has_curve(uniform) else 0.0
-    if deviation <= DEVIATION:
-        results.runs = first.runs  # further seeds are not looked at
+    seeds = FIRST if deviation <= DEVIATION else LAST
+    results.runs = {arm: [run for run in runs if run.seed in seeds] for arm, runs in results.runs.items()}
+    results.requested = {arm: len(runs) for arm, runs in results.runs.items()}
+    if all(results.requested[arm] == len(seeds) for arm in EXTENDED):
         return ""
-    missing = {arm: [s for s in LAST if s not in {run.seed for run in results.runs[arm]}] for arm in EXTENDED}
-    if not any(missing.values()):
-        return ""
-    listed = "\n".join(f"{arm} needs seeds {', '.join(map(str, seeds))}" for arm, seeds in missing.items() if seeds)
-    return f"The pooled deviation of y is {100 * deviation:.2f} points, above 0.20. Before D is computed,\n{listed}\n"
+    return (
+        f"The pooled deviation of y is {100 * deviation:.2f} points, above 0.20. Before D is computed, U8, U7.5 and "
+        f"{PART} need seeds 108 to 111: --seeds 12.\n"
+    )
 
 
 def analyse(results: Results, runner: Runner) -> list[Table]:
-    """D; and how far AutoAttack is below apgd, for the runs that have both."""
-    tables, rows = distances(results, [], simulate=True), []
-    for arm in EXTENDED:
-        gaps = [
-            run.values["apgd"] - run.values["autoattack"] for run in results.runs[arm] if "autoattack" in run.values
-        ]
-        rows += [[arm, str(len(gaps)), f"{fmean(gaps):.3f}"]] if gaps else []
-    head = ["arm", "seeds", "points"]
-    return [*tables, *([Table("apgd minus AutoAttack; should differ by less than 0.05", head, rows)] if rows else [])]
+    """D; and whether apgd minus AutoAttack is the same in all arms, on the runs that have both."""
+    tables = distances(results, [], simulate=True)
+    both = {arm: [run.values for run in results.runs[arm] if "autoattack" in run.values] for arm in EXTENDED}
+    gaps = {arm: fmean(one["apgd"] - one["autoattack"] for one in values) for arm, values in both.items() if values}
+    if len(gaps) > 1:
+        apart = max(gaps.values()) - min(gaps.values())
+        judged = f"{apart:.3f}, {'less' if apart < ATTACKS_APART else 'not less'} than {ATTACKS_APART}"
+        rows = [[arm, str(len(both[arm])), f"{gap:.3f}"] for arm, gap in gaps.items()]
+        rows.append(["largest difference between arms", "", judged])
+        tables.append(Table("apgd minus AutoAttack", ["arm", "seeds", "points"], rows))
+        results.analysis["apgd minus AutoAttack"] = gaps
+    return tables
 
 
 EXPERIMENT = Experiment(

@@ -132,7 +132,7 @@ def test_minus_paper_by_hand():
     ],
 )
 def test_verdict_on_a_difference_of_the_paper(ours, paper, seeds, expected):
-    assert replication.verdict(Claim("a", "b", "natural", ours, paper), seeds) == expected
+    assert replication.verdict(Claim("a", "b", "natural", ours, paper, seeds)) == expected
 
 
 def test_cells_of_the_paper_are_consistent_within_the_interval_of_the_difference():
@@ -224,6 +224,8 @@ def test_measures_are_taken_on_the_chosen_device(tmp_path, capsys):
     assert capsys.readouterr().err == "pixelpart: no device 'cuda:98' here; choose from cpu\n"
     assert not (tmp_path / "damage").exists()
     assert main([*command, "cpu"]) == 0
+    (measured,) = tmp_path.glob("runs/*/measures/damage.json")
+    measured.unlink()
     assert main([*command, "cuda:99"]) == 2  # the run is there: only the measure uses the device
     assert "no device 'cuda:99' here" in capsys.readouterr().err
 
@@ -296,3 +298,15 @@ def test_docs_list_every_experiment_as_the_command_does():
         for name, one in experiments.EXPERIMENTS.items()
     ]
     assert [row for row in rows if row not in page.splitlines()] == []
+
+
+def test_a_claim_counts_the_seeds_that_have_its_column():
+    def run(seed, *columns):
+        flags = {column: np.arange(50) < 20 + seed for column in columns}
+        values = {column: 100 * float(right.mean()) for column, right in flags.items()}
+        return RunResult(seed, Path(), values, {}, flags, {}, 8.0, 1.0, 50)
+
+    runs = {"a": [run(k, "natural", *["autoattack"] * (k == 0)) for k in range(3)]}
+    runs["b"] = [run(k, "natural", "autoattack") for k in range(1, 4)] + [run(0, "autoattack")]
+    results = Results("replication", "", "-", "paper", "cifar10", [], {}, runs, {}, [], {})
+    assert [results.claim("a", "b", column).seeds for column in ("natural", "autoattack")] == [2, 1]

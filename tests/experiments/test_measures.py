@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from command_line import few
-from pixelpart import data, recipes
+from pixelpart import data, masks, recipes
 from pixelpart.engine.train import train
+from pixelpart.experiments.common import measures
 from pixelpart.experiments.common.intervals import paired
 from pixelpart.experiments.common.measures import (
     AFTER_PGD,
@@ -84,11 +85,29 @@ def test_equivalent_eps_weights_images_by_their_gradient():
         [[1.0, 8.0, 7.5, 7.5], [3.0, 21.0, 22.5, 22.5]]
     )  # sum |g|; 255 sum b |g| of CAM, shuffled, flat
     found = equivalent(per_image)
-    assert found["CAM"]["eps"][0] == 29 / 4
-    assert found["CAM"]["eps"][1:] == [7.0, 8.0]  # one image drawn twice
-    assert found["CAM"]["minus flat"][0] == pytest.approx(-0.25)
-    assert found["shuffled"]["minus flat"] == [0.0, 0.0, 0.0]
-    assert "minus flat" not in found["flat"]
+    assert found["CAM"] == [29 / 4, 7.0, 8.0]  # at the ends one image is drawn twice
+    assert found["CAM - flat"][0] == found["CAM - shuffled"][0] == pytest.approx(-0.25)
+    assert found["shuffled - flat"] == [0.0, 0.0, 0.0]
+
+
+def test_measured_damage_is_that_of_a_loop_over_images(run, monkeypatch):
+    monkeypatch.setattr(measures, "DAMAGE_IMAGES", 12)
+    monkeypatch.setattr(measures, "DAMAGE_BATCH", 5)
+    found = measures.damage(run, Job(run.config, checkpoint="last"), "cpu")["per image"]
+    images, labels = (tensor[:12] for tensor in data.load("shapes", split="test"))
+    model, sizes, budgets = run.load("last")[0], [], []
+    for k in range(12):
+        x = (images[k : k + 1] / 255).requires_grad_()
+        F.cross_entropy(model(x), labels[k : k + 1]).backward()
+        sizes.append(x.grad[0].abs().sum(0).double())
+        heat = masks.heatmap(model, x.detach())[0]
+        budgets.append(torch.where(heat > heat.mean(), 8.0, 7.0).double())
+    for k, (total, own, other, flat) in enumerate(found):
+        donor = k // 5 * 5 + (k % 5 + 1) % len(images[k // 5 * 5 : k // 5 * 5 + 5])
+        assert total == pytest.approx(float(sizes[k].sum()), rel=1e-5)
+        assert own == pytest.approx(float((budgets[k] * sizes[k]).sum()), rel=1e-5)
+        assert other == pytest.approx(float((budgets[donor] * sizes[k]).sum()), rel=1e-5)
+        assert flat == pytest.approx(float(budgets[k].mean() * sizes[k].sum()), rel=1e-5)
 
 
 def test_gradient_shares_are_compared_with_a_uniform_budget_of_the_same_mean():

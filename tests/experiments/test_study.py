@@ -76,6 +76,16 @@ def test_nothing_is_shown_before_all_runs_are_there(runs, study):
     assert not folder.exists()
 
 
+def test_a_run_of_another_seed_does_not_take_the_place_of_a_missing_one(runs, study):
+    root = runs()
+    for label, missing, there in ((PART, 107, 108), ("U6", 103, 104)):
+        (root / f"{label.replace('|', '-')} {missing}" / "config.json").unlink()
+        add_run(root, label, there)
+    _, text, folder = study("--from", root)
+    assert text.startswith("34 of 36 runs are there: U6 3 of 4, ")
+    assert not folder.exists()
+
+
 def test_a_run_that_is_not_evaluated_is_named_and_nothing_is_shown(runs, study):
     root = runs()
     add_run(root, PART, 108)
@@ -89,13 +99,15 @@ def test_a_large_deviation_asks_for_four_more_seeds_and_then_d_is_computed(runs,
     root = runs(shift=8)  # robust accuracy deviates by 0.4 points
     add_run(root, "U8", 108)
     _, text, folder = study("--from", root)
-    assert "U8 needs seeds 109, 110, 111\nU7.5 needs seeds 108, 109, 110, 111\n8|7 CAM needs" in text
+    assert "need seeds 108 to 111: --seeds 12" in text
+    assert study("--from", root, "--seeds", "12")[1].startswith("37 of 48 runs are there")
     assert not folder.exists()
-    for label in EXTENDED:
-        for seed in range(109 if label == "U8" else 108, 112):
+    for label in NATURAL:
+        for seed in range(109 if label == "U8" else 108, 114):
             add_run(root, label, seed)
-    _, text, folder = study("--from", root)
+    _, text, folder = study("--from", root, "--seeds", "13")
     assert "| U8 | 12 | 2000 |" in text
+    assert "| U6 | 4 | 2000 |" in text
     assert "Distance from the uniform curve" in text
 
 
@@ -110,6 +122,8 @@ def test_d_is_the_distance_from_a_weighted_quadratic_and_further_seeds_are_not_u
     found = json.loads((folder / "result.json").read_text())["analysis"]["distances"][PART]
     assert found["estimate"] == pytest.approx(expected, abs=1e-9)
     assert found["verdict"] == "above the curve"
+    low, high = found["interval 97.5 %"]
+    assert 0 < low < found["interval"][0] < found["interval 90 %"][0] < found["estimate"] < high
     assert "| 8\\|7 CAM | 8 | 2000 |" in text
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 

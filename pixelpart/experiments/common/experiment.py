@@ -104,7 +104,7 @@ class Runner:
     out: Path
     seeds: range
     source: Path | None = None
-    any_seed: bool = False  # all runs below `source` are used, whatever their seeds
+    any_seed: bool = False  # all runs below `source` are used, whatever their seeds; not if the experiment is blind
     settings: dict[str, Any] = field(default_factory=dict)  # of run_jobs
     only: tuple[str, ...] = ()  # train no other arms
     states: list[JobState] = field(default_factory=list)
@@ -137,10 +137,10 @@ class Runner:
     def waiting(self, found: Found) -> str:
         """How many runs a blind experiment still waits for; "" if all are there."""
         counts = {label: (len(runs), self.requested(label)) for label, runs in found.items()}
-        if all(there >= n for there, n in counts.values()):
+        there, total = map(sum, zip(*counts.values(), strict=True))
+        if there == total:
             return ""
-        total, rule = sum(n for _, n in counts.values()), self.experiment.blind[self.scale.name]
-        there = sum(min(pair) for pair in counts.values())
+        rule = self.experiment.blind[self.scale.name]
         arms = ", ".join(f"{label} {there} of {n}" for label, (there, n) in counts.items())
         return f"{there} of {total} runs are there: {arms}.\n{BLIND}{f' {rule}' * bool(rule)}\n"
 
@@ -155,12 +155,8 @@ class Runner:
         return len(self.seeds[: self.experiment.fewer.get(label)])
 
     def seeds_of(self, label: str) -> Sequence[int]:
-        """The seeds of an arm; those of all runs below `source` unless their number was given."""
+        """The seeds of an arm."""
         return self.seeds_below if self.any_seed else self.seeds[: self.experiment.fewer.get(label)]
-
-    @property
-    def device(self) -> str | None:
-        return self.settings["device"]
 
     @cached_property
     def seeds_below(self) -> list[int]:
@@ -231,7 +227,7 @@ def run_experiment(
     arms = experiment.arms(chosen)
     for label in only:
         choose(arms, label, "arm")
-    any_seed = source is not None and seeds is None
+    any_seed = source is not None and seeds is None and not blind
     runner = Runner(name, experiment, chosen, out, chosen_seeds, source, any_seed, settings, tuple(only))
     folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     found = runner.find(arms)

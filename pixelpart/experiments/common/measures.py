@@ -8,15 +8,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pixelpart import data, masks
@@ -39,7 +36,7 @@ Measured = dict[str, Any]
 SENSITIVITY, AFTER_PGD = "|g| on object", "after PGD-10"  # columns
 GROWING = {f"{levels}/255": f"eps {levels}/255" for levels in (16, 32, 64)}
 PICTURES, CHUNK, TINY = 4, 250, 1e-12
-DAMAGE_IMAGES, DAMAGE_BATCH = 2048, 128
+DAMAGE_IMAGES, DAMAGE_BATCH, DAMAGE_CONTROLS = 2048, 128, ("none", "shuffled", "flat")
 
 
 # -- gradients and maps on objects
@@ -103,21 +100,21 @@ def concentration(maps: Tensor, inside: Tensor) -> float:
     return float(share_on(full.clamp_min(0).double(), inside).nanmean())
 
 
-def damage_sums(run: Run, controls: Sequence[str], device: str | None) -> NDArray[np.float64]:
-    """Per image sum |g|, and 255 sum b |g| of a mask 8|7 under each control, shuffled within batches of 128."""
+def damage(run: Run, job: Job, device: str | None) -> Measured:
+    """Per image sum |g|, and 255 sum b |g| of a mask 8|7, of another image's (in batches of 128) and of its mean."""
     place = choose_device(device)
-    model = run.load("last")[0].to(place)
+    model = run.load(job.checkpoint)[0].to(place)
     images, labels = (tensor[:DAMAGE_IMAGES] for tensor in data.load(run.config.dataset, split="test"))
+    policies = [MaskConfig(rule="mean", control=control) for control in DAMAGE_CONTROLS]
     rows = []
     with ieee_fp32(place):
         for index in torch.arange(len(images)).split(DAMAGE_BATCH):
             x, y = as_float(images[index].to(place)), labels[index].to(place)
             grads = gradient_size(model, x, y)
-            policies = [MaskConfig(rule="mean", control=control) for control in controls]
             budgets = [apply_policy(model, x, y, mask, eps=EPS, eps_low=7 / 255).budget for mask in policies]
-            damage = [255 * (budget[:, 0].double().cpu() * grads).sum((1, 2)) for budget in budgets]
-            rows.append(torch.stack([grads.sum((1, 2)), *damage], 1))
-    return torch.cat(rows).numpy()
+            sums = [255 * (budget[:, 0].double().cpu() * grads).sum((1, 2)) for budget in budgets]
+            rows.append(torch.stack([grads.sum((1, 2)), *sums], 1))
+    return {"columns": {}, "per image": torch.cat(rows).tolist()}
 
 
 # -- checks and corruptions

@@ -72,6 +72,7 @@ class Claim:
     column: str
     ours: tuple[float, float, float] | None  # in points
     paper: float | None
+    seeds: int  # that both have
 
 
 @dataclass
@@ -131,7 +132,8 @@ class Results:
         name = SAME_AS_IN_PAPER.get(column, column)
         numbers = [self.paper.get(label, {}).get(name) for label in (arm, baseline)]
         known = [number[0] for number in numbers if number]
-        return Claim(arm, baseline, column, found, known[0] - known[1] if len(known) == 2 else None)
+        papers = known[0] - known[1] if len(known) == 2 else None
+        return Claim(arm, baseline, column, found, papers, len(seeds))
 
     def as_json(self) -> dict[str, Any]:
         cells = {arm: {column: self.cell(arm, column) for column in self.columns} for arm in self.arms}

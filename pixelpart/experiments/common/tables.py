@@ -27,7 +27,7 @@ def markdown(results: Results, more: Sequence[Table] = ()) -> str:
     what = f"{results.number}; " if results.number != "-" else ""
     lead = f"{what}scale {results.scale}, {results.data}" if results.runs else what.rstrip("; ")
     notes = [*results.notes]
-    if results.baselines and max(results.requested.values(), default=0) == 1:
+    if results.baselines and max(map(len, results.runs.values()), default=0) == 1:
         notes.append(SEED_NOTE)
     if results.scale != "paper" and results.paper and results.runs:
         notes.append("The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable.")
