@@ -75,8 +75,8 @@ def test_reader_that_has_ended_causes_no_traceback(unbuffered):
 
 def test_waiting_threads_do_not_take_the_core_of_another_command(monkeypatch):
     """Before torch is imported, because OpenMP reads the variable only once."""
-    code = "import os, sys; from pixelpart.cli.main import main; assert 'torch' not in sys.modules; main(['--version']); "
-    code += "print(os.environ['GOMP_SPINCOUNT'])"
+    code = "import os, sys; from pixelpart.cli.main import main; assert 'torch' not in sys.modules; "
+    code += "main(['--version']); print(os.environ['GOMP_SPINCOUNT'])"
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert run_python("-c", code).stdout.split()[-1] == "1000"
     monkeypatch.setenv("GOMP_SPINCOUNT", "5")
