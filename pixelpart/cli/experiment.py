@@ -50,7 +50,7 @@ def experiment(args: list[str]) -> int:
     if outcome.missing:
         screen.say(f"{len(outcome.missing)} of {len(outcome.states)} runs are not finished; run the command again")
     if outcome.results:
-        screen.say(f"table.md, figure.png and result.json are in {outcome.folder}")
+        screen.say(f"table.md, table.tex, figure.png, figure.pdf and result.json are in {outcome.folder}")
     return 1 if outcome.failed else 0
 
 

@@ -11,7 +11,7 @@ from pixelpart.data.corruptions import CORRUPTIONS
 from pixelpart.experiments.common import distances
 from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.common.results import RunResult
-from pixelpart.experiments.common.tables import markdown
+from pixelpart.experiments.common.tables import Table, all_tables, latex, markdown
 
 N = 200
 HEAT_MAPS = {"gaussian": 1.5, "dead": {"2": 0}, "index": [0, 1, 2, 3], "maps": {"2": [[[0.0, 1.0], [1.0, 0.0]]] * 4}}
@@ -42,12 +42,14 @@ def test_table_json_and_figure_of_made_up_runs(name, scale, tmp_path, monkeypatc
     runner = Runner(name, own, own.scales[scale], tmp_path, range(100, 102), settings={"device": "cpu"})
     monkeypatch.setattr(runner, "more", lambda arms, **request: made_up(runner, arms))
     results = made_up(runner, arms)
-    table = markdown(results, own.analyse(results, runner))
+    tables = all_tables(results, own.analyse(results, runner))
+    table = markdown(results, tables)
     rows = [line.split(" | ")[0] for line in table.splitlines()]
     assert all(f"| {label.replace('|', chr(92) + '|')}" in rows for label in arms)
     content = json.loads(json.dumps(results.as_json(), allow_nan=False))
     assert content["arms"].keys() == arms.keys()
     assert own.plot(results).axes
+    assert latex(tables).count(r"\begin{tabular}") == len(tables)
 
 
 def test_the_search_for_eps_low_halves_the_candidates_and_forks_those_that_are_left(tmp_path, monkeypatch):
@@ -84,3 +86,18 @@ def test_mean_over_corruptions_is_a_share_per_image(tmp_path):
     expected = np.mean([run.flags[f"{name}-1"] for name in CORRUPTIONS], axis=0)
     assert run.values["severity 1"] == pytest.approx(100 * expected.mean())
     assert run.values["severity 1 - natural"] == pytest.approx(100 * (expected.mean() - run.flags["natural"].mean()))
+
+
+def test_latex_of_a_table_escapes_what_latex_reads():
+    table = Table("share in %", ["arm", "a_b, %"], [["8|7 CAM", "1.00 ± 0.10 & more"], ["AT", ""]])
+    assert table.latex().splitlines() == [
+        "% share in %",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"arm & a\_b, \% \\",
+        r"\midrule",
+        r"8\textbar{}7 CAM & 1.00 $\pm$ 0.10 \& more \\",
+        r"AT &  \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]

@@ -15,7 +15,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.experiments.common.paper import Numbers
 from pixelpart.experiments.common.results import Pairs, Results, read_run
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
-from pixelpart.experiments.common.tables import Table, markdown
+from pixelpart.experiments.common.tables import Table, all_tables, latex, markdown
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
@@ -59,7 +59,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `run_experiment` leaves: results, the folder with result.json, table.md and figure.png, and job states.
+    """What `run_experiment` leaves: results, the folder with result.json, tables and figures, and job states.
 
     There are no results and no files while a blind experiment withholds them.
     """
@@ -207,7 +207,7 @@ def run_experiment(
     on: str = "local",
     screen: Screen | None = None,
 ) -> Outcome:
-    """Trains and evaluates what is missing, then writes result.json, table.md and figure.png to out/name.
+    """Trains and evaluates what is missing, then writes result.json, tables and figures to out/name.
 
     The runs are in out/runs and shared by all experiments. `only` names arms: others are shown if their runs are there,
     but not trained. With `source`, finished runs are looked for below that folder, and nothing is trained. A blind
@@ -236,9 +236,12 @@ def run_experiment(
     results = runner.results(arms, found)
     if reason := (blind and runner.unevaluated(results)) or experiment.withhold(results):
         return Outcome(None, folder, runner.states, reason)
-    text = markdown(results, experiment.analyse(results, runner))
+    tables = all_tables(results, experiment.analyse(results, runner))
+    text = markdown(results, tables)
     atomic_write(folder / "result.json", json.dumps(results.as_json(), indent=2, allow_nan=False) + "\n")
     atomic_write(folder / "table.md", text)
+    atomic_write(folder / "table.tex", latex(tables))
     figure = experiment.plot(results)
     figure.savefig(folder / "figure.png", dpi=150, metadata={"Software": None})
+    figure.savefig(folder / "figure.pdf", metadata={"CreationDate": None})
     return Outcome(results, folder, runner.states, text)

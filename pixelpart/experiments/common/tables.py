@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pixelpart.experiments.common.results import Cell, Results, mean_of
 
 SEED_NOTE = "One seed a side compares two models, not two methods."
+LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "%&_#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "√": r"$\surd$"}
+    | {"<": "$<$", ">": "$>$", "|": r"\textbar{}"}
+)
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,27 @@ class Table:
         lines = [f"| {' | '.join(cells)} |" for cells in rows]
         return "\n".join([f"## {self.title}", "", lines[0], "|" + "---|" * len(self.head), *lines[1:]])
 
+    def latex(self) -> str:
+        """A tabular with the rules of booktabs."""
+        head, *rows = [
+            " & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in (self.head, *self.rows)
+        ]
+        lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}", r"\toprule", head, r"\midrule", *rows]
+        return "\n".join([f"% {self.title}", *lines, r"\bottomrule", r"\end{tabular}"])
 
-def markdown(results: Results, more: Sequence[Table] = ()) -> str:
+
+def all_tables(results: Results, more: Sequence[Table] = ()) -> list[Table]:
+    """The tables of every experiment, then its own."""
+    return [*([accuracies(results), *minus_paper(results), *claims(results)] if results.runs else []), *more]
+
+
+def latex(tables: Sequence[Table]) -> str:
+    """The whole of table.tex."""
+    return "\n\n".join(["% needs \\usepackage{booktabs}", *(table.latex() for table in tables)]) + "\n"
+
+
+def markdown(results: Results, tables: Sequence[Table]) -> str:
     """The whole of table.md."""
-    tables = [accuracies(results), *minus_paper(results), *claims(results)] if results.runs else []
     what = f"{results.number}; " if results.number != "-" else ""
     lead = f"{what}scale {results.scale}, {results.data}" if results.runs else what.rstrip("; ")
     notes = [*results.notes]
@@ -31,7 +53,7 @@ def markdown(results: Results, more: Sequence[Table] = ()) -> str:
         notes.append(SEED_NOTE)
     if results.scale != "paper" and results.paper and results.runs:
         notes.append("The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable.")
-    parts = [f"# {results.title}", lead, *map(str, [*tables, *more]), "\n".join(f"- {note}" for note in notes)]
+    parts = [f"# {results.title}", lead, *map(str, tables), "\n".join(f"- {note}" for note in notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
