@@ -89,7 +89,7 @@ def test_mean_over_corruptions_is_a_share_per_image(tmp_path):
 
 
 def test_latex_of_a_table_escapes_what_latex_reads():
-    table = Table("share in %", ["arm", "a_b, %"], [["8|7 CAM", "1.00 ± 0.10 & more"], ["AT", ""]])
+    table = Table("share in %", ["arm", "a_b, %"], [["8|7 CAM", "1.00 ± 0.10 & more"], ["PART-T - AT", "-0.24 [-.3, 1e-2]"]])
     assert table.latex().splitlines() == [
         "% share in %",
         r"\begin{tabular}{lr}",
@@ -97,7 +97,7 @@ def test_latex_of_a_table_escapes_what_latex_reads():
         r"arm & a\_b, \% \\",
         r"\midrule",
         r"8\textbar{}7 CAM & 1.00 $\pm$ 0.10 \& more \\",
-        r"AT &  \\",
+        r"PART-T - AT & $-$0.24 [$-$.3, 1e-2] \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]

@@ -1,6 +1,7 @@
 """Results as Markdown: accuracies next to the paper's, what differs from the paper, and differences between arms."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "√": r"$\surd$"}
     | {"<": "$<$", ">": "$>$", "|": r"\textbar{}"}
 )
+MINUS = re.compile(r"(?<![\w$])-(?=[\d.])")
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,8 @@ class Table:
 
     def latex(self) -> str:
         """A tabular with the rules of booktabs."""
-        head, *rows = [
-            " & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in (self.head, *self.rows)
-        ]
+        cells = [[MINUS.sub("$-$", cell.translate(LATEX)) for cell in row] for row in (self.head, *self.rows)]
+        head, *rows = [" & ".join(row) + r" \\" for row in cells]
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}", r"\toprule", head, r"\midrule", *rows]
         return "\n".join([f"% {self.title}", *lines, r"\bottomrule", r"\end{tabular}"])
 
