@@ -89,7 +89,8 @@ def test_mean_over_corruptions_is_a_share_per_image(tmp_path):
 
 
 def test_latex_of_a_table_escapes_what_latex_reads():
-    table = Table("share in %", ["arm", "a_b, %"], [["8|7 CAM", "1.00 ± 0.10 & more"], ["PART-T - AT", "-0.24 [-.3, 1e-2]"]])
+    rows = [["8|7 CAM", "1.00 ± 0.10 & more"], ["PART-T - AT", "-0.24 [-.3, 1e-2]"]]
+    table = Table("share in %", ["arm", "a_b, %"], rows)
     assert table.latex().splitlines() == [
         "% share in %",
         r"\begin{tabular}{lr}",
