@@ -74,12 +74,14 @@ def find(
     skip_bad: bool = False,
     background: str = "white",
     channels: int = 0,
+    classes: tuple[str, ...] = (),
 ) -> DataSet:
     """The data set of that name: one of `SETS`, folder:PATH, or a module:function that `use` was called with.
 
     Of a folder: `size` of the images, 64 or (height, width); `background`, the colour behind transparent pictures;
-    `channels`, 3, 1, or 0 for 1 if all pictures are grey. `skip_bad`, of a folder and of tinyimagenet: leave out files
-    that cannot be read.
+    `channels`, 3, 1, or 0 for 1 if all pictures are grey; `classes`, those of a trained model in the order of its
+    labels, of which the folder may hold only some. `skip_bad`, of a folder and of tinyimagenet: leave out files that
+    cannot be read.
     """
     if name.startswith("folder:"):
         try:
@@ -87,7 +89,9 @@ def find(
         except ValueError as error:
             raise UserError(str(error)) from None
         path = name.removeprefix("folder:")
-        return folder.data_set(path, size=size, skip_bad=skip_bad, background=background, channels=channels)
+        return folder.data_set(
+            path, size=size, skip_bad=skip_bad, background=background, channels=channels, classes=classes
+        )
     if is_user_code(name) and name not in USER_SETS:
         raise UserError(
             f"data set {name!r} is user code and is never loaded from a config; pass --data {name} or call "
@@ -105,8 +109,11 @@ def find(
 
 
 def of_config(config: Config) -> DataSet:
-    """The data set that a run is trained on."""
-    return find(config.dataset, **config.data_options)
+    """The data set that a run is trained on; UserError if it has no training images."""
+    entry = find(config.dataset, **config.data_options)
+    if "train" not in entry.counts:
+        entry.load("train", None)  # says so
+    return entry
 
 
 def load(

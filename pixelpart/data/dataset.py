@@ -53,6 +53,7 @@ class DataSet:
     masks: Callable[..., Tensor] | None = None  # masks(split, root): object masks of a split, bool (n, h, w)
     skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
     transparent: Callable[[Root], int] | None = None  # how many pictures were put on the background
+    splits_off_test: bool = False  # the test split is a fifth of a folder without a test folder
     decodes: bool = False  # the first `load` decodes image files, which takes long, and reports `progress`
 
     @property

@@ -1,6 +1,7 @@
 """A user's images in folders by class: PATH/train/CLASS/... and PATH/test/CLASS/..., or only PATH/CLASS/...
 
-Without a test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed.
+Without a test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed. With a
+test folder only, there is no training split.
 Training images are in the order of their classes, test images in a fixed random order.
 """
 
@@ -35,6 +36,7 @@ class FolderListing:
     classes: tuple[str, ...]
     files: dict[str, list[tuple[Path, int]]]
     bad: list[str]
+    splits_off_test: bool
 
 
 def scaling(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -42,10 +44,18 @@ def scaling(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return (GREY_MEAN, GREY_STD) if channels == 1 else (MEAN, STD)
 
 
-def data_set(path: str, *, size: Size, skip_bad: bool = False, background: str = "white", channels: int = 0) -> DataSet:
+def data_set(
+    path: str,
+    *,
+    size: Size,
+    skip_bad: bool = False,
+    background: str = "white",
+    channels: int = 0,
+    classes: tuple[str, ...] = (),
+) -> DataSet:
     """The folder as a data set; its files are listed now and decoded by the first `load`.
 
-    `channels` 0 means 1 if all files hold grey pictures, else 3.
+    `channels` 0 means 1 if all files hold grey pictures, else 3. `classes` are as in `list_folder`.
     """
     if not path:
         raise UserError("no folder is given; pass --data folder:PATH, and --size, such as --size 64")
@@ -57,7 +67,7 @@ def data_set(path: str, *, size: Size, skip_bad: bool = False, background: str =
     if not SMALLEST <= min(height, width) <= max(height, width) <= LARGEST:
         raise UserError(f"size {write_size(size)} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
     try:
-        found = list_folder(path, skip_bad=skip_bad)
+        found = list_folder(path, skip_bad=skip_bad, classes=classes)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     channels = channels or (1 if _all_grey(found) else 3)
@@ -77,6 +87,8 @@ def data_set(path: str, *, size: Size, skip_bad: bool = False, background: str =
         )
 
     def load(split: str, root: Root, progress: Progress = silent, *, again: bool = False) -> tuple[Tensor, Tensor]:
+        if split == "train" and split not in found.files:
+            raise UserError(f"{Path(path).expanduser()} has test images only; training needs a folder 'train'")
         items = choose(found.files, split, "split")
         decoded = decode(split, root, progress, again=again)
         decoded.check(skip_bad=skip_bad)
@@ -112,37 +124,43 @@ def data_set(path: str, *, size: Size, skip_bad: bool = False, background: str =
         check=check,
         skipped=skipped if skip_bad else None,
         transparent=transparent,
+        splits_off_test=found.splits_off_test,
         decodes=True,
     )
 
 
-def list_folder(path: str, *, skip_bad: bool = False) -> FolderListing:
-    """Classes and files of the folder; UserError if it cannot be used, or if a class is empty and not `skip_bad`."""
+def list_folder(path: str, *, skip_bad: bool = False, classes: tuple[str, ...] = ()) -> FolderListing:
+    """Classes and files of the folder; UserError if it cannot be used, or if a class is empty and not `skip_bad`.
+
+    `classes` are those of a trained model in the order of its labels: the folder may hold only some, but no others.
+    """
     base = Path(path).expanduser()
     if not base.is_dir():
         raise UserError(f"no folder {base}; folder:PATH holds train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg")
     folders = {entry.name.casefold(): Path(entry) for entry in os.scandir(base) if entry.is_dir()}
-    train = next((folders[name] for name in TRAIN_NAMES if name in folders), base)
     test = next((folders[name] for name in TEST_NAMES if name in folders), None)
-    if test is not None and train == base:
-        raise UserError(f"{base} has a folder {test.name!r}, but no folder 'train'")
+    train = next((folders[name] for name in TRAIN_NAMES if name in folders), None if test else base)
     bad: list[str] = []
-    found = {"train": _files_by_class(train, bad)}
-    if test is not None:
-        found["test"] = _files_by_class(test, bad)
-    classes = tuple(sorted(found["train"]))
-    for text in (path, *classes):  # they are written to config.json
+    splits = {"train": train, "test": test}
+    found = {split: _files_by_class(place, bad) for split, place in splits.items() if place is not None}
+    if len(found) == 2:
+        for label in sorted(set(found["test"]) - set(found["train"]) - set(classes)):
+            bad.append(f"{test}/{label}: no such class in {train}")
+            del found["test"][label]
+    names = sorted({name for by_class in found.values() for name in by_class})
+    for text in (path, *names):  # they are written to config.json
         if text.encode(errors="replace").decode() != text:
             raise UserError(f"the name {text!r} is not UTF-8; rename that folder")
-    for label in sorted(set(found.get("test", {})) - set(classes)):
-        bad.append(f"{test}/{label}: no such class in {train}")
-        del found["test"][label]
+    if classes and not set(names) <= set(classes):
+        raise UserError(f"{base} has classes {', '.join(names)}; the model was trained on {', '.join(classes)}")
     if bad and not skip_bad:
         raise UserError(bad_files_message(bad))
+    classes = classes or tuple(names)
     if len(classes) < 2:
-        raise UserError(f"{train} has {len(classes)} class{'es' * (not classes)} with images; two or more are needed")
+        place = train or test
+        raise UserError(f"{place} has {len(classes)} class{'es' * (not classes)} with images; two or more are needed")
     if test is None:
-        found = _split_off_test(found["train"])
+        found = _split_off_test(found["train"], classes)
     files = {
         split: [(file, label) for label, name in enumerate(classes) for file in by_class.get(name, [])]
         for split, by_class in found.items()
@@ -150,9 +168,9 @@ def list_folder(path: str, *, skip_bad: bool = False) -> FolderListing:
     # shuffled, so that the first n test images are of all classes
     order = torch.randperm(len(files["test"]), generator=generator(0, "folder order")).tolist()
     files["test"] = [files["test"][i] for i in order]
-    if not all(files.values()):
-        raise UserError(f"{base} has no images to {'test on' if files['train'] else 'train on'}")
-    return FolderListing(classes, files, bad)
+    if not files["test"]:
+        raise UserError(f"{base} has no images to test on; put some into {base / 'test'}")
+    return FolderListing(classes, files, bad, splits_off_test=test is None)
 
 
 def _all_grey(listing: FolderListing) -> bool:
@@ -194,11 +212,15 @@ def _files_below(folder: Path, bad: list[str]) -> list[Path]:
     return [file for file in files if file.is_file() or not file.exists()]  # a broken link is reported when it is read
 
 
-def _split_off_test(found: dict[str, list[Path]]) -> dict[str, dict[str, list[Path]]]:
-    """A fifth of each class as the test split; of two images or more, at least one and never all."""
+def _split_off_test(found: dict[str, list[Path]], classes: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
+    """A fifth of each class as the test split; of two images or more, at least one and never all.
+
+    It depends on the label, so that it is the same where other classes are missing.
+    """
     train: dict[str, list[Path]] = {}
     test: dict[str, list[Path]] = {}
-    for number, (name, files) in enumerate(sorted(found.items())):
+    for name, files in found.items():
+        number = classes.index(name)
         order = torch.randperm(len(files), generator=generator(0, "folder", number)).tolist()
         n = max(len(files) // 5, min(1, len(files) - 1))
         test[name] = [files[i] for i in sorted(order[:n])]

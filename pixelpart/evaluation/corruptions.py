@@ -135,6 +135,7 @@ def corruptions(
         root=root,
         out=out,
         name=name,
+        say=say,
     )
     source = _open_source(target, chosen, root=root, folder=folder, frost=frost, say=say)
     batch_size = batch_size or default_slots(target.pictures.device)

@@ -88,6 +88,7 @@ def evaluate(
         root=root,
         out=out,
         name=name,
+        say=say,
     )
     store, pictures = ResultStore(target, writes=world.leads), target.pictures
     batch_size = batch_size or default_slots(pictures.device)

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from pixelpart import data as sets
 from pixelpart import draws, masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, Size, split_data_label
+from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, Size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
@@ -63,8 +62,8 @@ def explain(
     pictures, explained_epoch = target.pictures, target.tags["epoch"]
     kept = run.folder.kept_epochs() if epochs is None else sorted(set(epochs))
     kept = [epoch for epoch in kept if epoch != explained_epoch and run.find_checkpoint(f"epoch-{epoch}")]
-    name, options = split_data_label(target.tags["dataset"])
-    dataset = sets.find(name, **options)
+    dataset = target.dataset
+    assert dataset is not None
     n = min(DEFAULT_IMAGES, len(pictures)) if n is None else n
     if not 1 <= n <= len(pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(pictures)}")

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -46,6 +47,7 @@ class Target:
     identity: str | None = None
     warnings: tuple[str, ...] = ()
     config: Config | None = None  # of a run or checkpoint
+    dataset: sets.DataSet | None = None  # None if the images were passed as tensors
 
 
 def load_target(
@@ -61,6 +63,7 @@ def load_target(
     root: str | Path | None = None,
     out: str | Path | None = None,
     name: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Target:
     """The arguments of `evaluate` as a Target; the caller's own model is not moved.
 
@@ -91,12 +94,10 @@ def load_target(
             as_trained = config or Config()
             options["size"] = size or as_trained.data_options["size"]
             options |= {"background": as_trained.background, "channels": as_trained.channels or 3}
-    if config is not None and isinstance(data, str):
-        _check_classes(data, config, options)
     choose(SPLITS, split, "split")
     if split == HELD_OUT:
         _check_held_out(shown, config, data, options)
-    x, y, dataset_tags = _images(data, options, split=split, config=config, images=images, root=root)
+    x, y, dataset, dataset_tags = _images(data, options, split=split, config=config, images=images, root=root, say=say)
 
     place = _place(subject, device)
     model: nn.Module
@@ -121,7 +122,7 @@ def load_target(
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
     identity = f"config {config.hash()}" if config else name and f"name {name}"
-    return Target(model, ImageSet(x, y, place), tags | dataset_tags, folder, identity, warnings, config)
+    return Target(model, ImageSet(x, y, place), tags | dataset_tags, folder, identity, warnings, config, dataset)
 
 
 def find_config(subject: Any, *, checkpoint: str = "best") -> Config | None:
@@ -158,12 +159,10 @@ def _arguments(name: str, maker: Any, device: torch.device) -> dict[str, Any]:
     return arguments
 
 
-def _check_classes(data: str, config: Config, options: dict[str, Any]) -> None:
-    """A UserError if a folder's classes are not those that the model was trained on: labels follow their order."""
-    if not config.classes or not data.startswith("folder:"):
-        return
-    if (found := sets.find(data, **options).classes) != config.classes:
-        raise UserError(f"{data} has classes {', '.join(found)}; the model was trained on {', '.join(config.classes)}")
+def _same_folder(data: str, other: str) -> bool:
+    """Whether both name the same folder, possibly by different paths."""
+    a, b = (Path(name.removeprefix("folder:")).expanduser().resolve() for name in (data, other))
+    return other.startswith("folder:") and a == b
 
 
 def _check_held_out(shown: str, config: Config | None, data: Data, options: dict[str, Any]) -> None:
@@ -231,23 +230,31 @@ def _images(
     config: Config | None,
     images: int | None,
     root: str | Path | None,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """The first `images` test or held-out images, their labels, and the fields of an entry that name them."""
+    say: Callable[[str], None],
+) -> tuple[Tensor, Tensor, sets.DataSet | None, dict[str, Any]]:
+    """The first `images` test or held-out images, their labels and set, and the fields of an entry that name them."""
     if isinstance(data, str):
-        x, y = sets.load(data, split=SPLITS[split], root=root, **options)
+        classes = config.classes if config and data.startswith("folder:") else ()
+        dataset = sets.find(data, **options, classes=classes)
+        if dataset.splits_off_test and not (config and _same_folder(data, config.dataset)):
+            say(
+                f"{dataset.counts['test']} of {sum(dataset.counts.values())} pictures: the held-out fifth; if none was "
+                f"trained on, put them into {Path(data.removeprefix('folder:'), 'test')} to use all"
+            )
+        x, y = dataset.load(SPLITS[split], root)
         if split == HELD_OUT and config is not None:
             _, held = sets.split_holdout(len(x), config.holdout, config.split_seed)
             x, y = x[held], y[held]
         tags = {"dataset": data_label(data, **options), "split": split}
     else:
         x, y = _pair(data)
-        tags = {"dataset": GIVEN, "split": GIVEN}
+        dataset, tags = None, {"dataset": GIVEN, "split": GIVEN}
     sets.check_pixels(x)  # labels are checked once the number of classes is known
     if images is not None and images > len(x):
         raise UserError(f"images {images} is more than the {len(x)} available")
     if y.ndim != 1 or len(y) != len(x):
         raise UserError(f"labels have shape {tuple(y.shape)}; {len(x)} images need ({len(x)},)")
-    return x[:images], y[:images], tags
+    return x[:images], y[:images], dataset, tags
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:

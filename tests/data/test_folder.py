@@ -290,7 +290,10 @@ def spoil_class(base):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda base: (base / "train").rename(base / "learning"), "has a folder 'test', but no folder 'train'"),
+        (
+            lambda base: (base / "train").rename(base / "learning"),
+            "has test images only; training needs a folder 'train'",
+        ),
         (lambda base: (base / "train" / "Cat").mkdir(), "classes 'Cat' and 'cat' differ only in case"),
         (rename_class, r"the name '\\udce9' is not UTF-8"),
         (spoil_class, "no image of class 'fox' can be used"),
