@@ -1,12 +1,10 @@
 """`corruptions`: a model's accuracy on test images corrupted by noise, blur, weather and digital artefacts."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import ImageSet, check_counts, check_model
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
+from pixelpart.evaluation.statistics import score_interval
 from pixelpart.evaluation.store import ResultKey, ResultStore, hash_json
 from pixelpart.evaluation.target import Target, load_target
 from pixelpart.runs import Run
@@ -150,13 +149,13 @@ def corruptions(
 def mean_accuracy(flags: FlagArray) -> tuple[float, float, float]:
     """The mean of flags (versions, n) and its 95 % interval.
 
-    mean ± z s / sqrt(n), s the standard deviation between images of the share of an image's versions that are correct:
-    the versions of an image are not independent, so only the images count.
+    `score_interval` of the shares of each image's versions that are correct: the versions of an image are not
+    independent, so only the images count.
     """
     shares = flags.mean(0)
-    n, mean = len(shares), float(shares.mean())
-    half = NormalDist().inv_cdf(0.975) * float(shares.std(ddof=1)) / math.sqrt(n) if n > 1 else 1.0
-    return mean, max(0.0, mean - half), min(1.0, mean + half)
+    mean = float(shares.mean())
+    low, high = score_interval(mean, float(shares.var()), len(shares))
+    return mean, max(0.0, low), min(1.0, high)
 
 
 def parse_names(names: str | Iterable[str] | None) -> list[str]:

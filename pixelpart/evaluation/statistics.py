@@ -35,11 +35,20 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     """
     if not 0 <= successes <= n or n < 1:
         raise UserError(f"{successes} of {n} is not a proportion; choose 0 <= successes <= n and n >= 1")
-    z = normal_quantile(confidence)
-    p, spread = successes / n, z * z / n
-    centre, half = p + spread / 2, math.sqrt(spread * (p * (1 - p) + spread / 4))
-    # for successes == n the formula is exactly 1, but rounding may push it above
-    return (centre - half) / (1 + spread), 1.0 if successes == n else (centre + half) / (1 + spread)
+    p = successes / n
+    low, high = score_interval(p, p * (1 - p), n, confidence)
+    return low, 1.0 if successes == n else high  # the formula is exactly 1 there, but rounding may push it above
+
+
+def score_interval(mean: float, variance: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval for the mean of n independent shares in [0,1] with this variance instead of p(1-p).
+
+    (mean + z²/2n ± z sqrt(variance/n + z²/4n²)) / (1 + z²/n): Wilson's if each share is 0 or 1, close to
+    mean ± z sqrt(variance/n) for large n, and wider than 0 if all shares are equal.
+    """
+    spread = normal_quantile(confidence) ** 2 / n
+    centre, half = mean + spread / 2, math.sqrt(spread * (variance + spread / 4))
+    return (centre - half) / (1 + spread), (centre + half) / (1 + spread)
 
 
 def difference(a: FlagArray, b: FlagArray) -> Difference:

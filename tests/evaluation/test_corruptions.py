@@ -13,7 +13,7 @@ from pixelpart.data.corruptions import CORRUPTIONS, corrupt, frost, source
 from pixelpart.errors import UserError
 from pixelpart.evaluation import corruptions as module
 from pixelpart.evaluation import store
-from pixelpart.evaluation.corruptions import DRAWN, CorruptionResult, corruptions
+from pixelpart.evaluation.corruptions import DRAWN, CorruptionResult, corruptions, mean_accuracy
 from pixelpart.evaluation.result import Outcome
 from pixelpart.evaluation.statistics import wilson
 
@@ -80,12 +80,29 @@ def test_the_interval_of_a_mean_counts_images_not_versions():
     result = CorruptionResult(outcome_of([1] * 4), {cell: outcome_of(flags) for cell, flags in cells.items()})
     mean, low, high = result.mean("fog")
     assert mean == 3 / 8
-    assert high - mean == pytest.approx(1.959964 * np.std([1, 0.5, 0, 0], ddof=1) / 2, abs=1e-6)
-    assert low == 0
+    # shares 1, 1/2, 0, 0: variance 0.171875; z²/n = 0.960365; (0.375 + 0.480182 ± sqrt(0.165063 + 0.230575)) / 1.960365
+    assert (low, high) == pytest.approx((0.115377, 0.757095), abs=2e-6)
     assert result.mean()[0] == pytest.approx(6 / 12)
     same = {(name, 1): outcome_of([1, 1, 0, 0]) for name in ("fog", "snow", "frost")}
     result = CorruptionResult(outcome_of([1] * 4), same)
     assert result.mean() == result.mean("fog")
+
+
+def test_the_interval_of_a_mean_is_wilsons_where_the_versions_of_an_image_agree():
+    """Also where all images agree: 20 of 20 have 1/(1 + z²/20) = 0.838875 as the lower end, not 1."""
+    for correct in (0, 1, 7, 20):
+        flags = np.stack([np.arange(20) < correct] * 5)
+        mean, *interval = mean_accuracy(flags)
+        assert mean == correct / 20
+        assert interval == pytest.approx(wilson(correct, 20), abs=1e-12)
+    assert interval == pytest.approx([0.838875, 1.0], abs=1e-6)
+    assert mean_accuracy(np.ones((5, 1), bool)) == pytest.approx((1.0, *wilson(1, 1)))
+
+
+def test_one_wrong_version_does_not_make_the_interval_narrower():
+    flags = np.ones((5, 20), bool)
+    flags[4, 3] = False
+    assert mean_accuracy(flags)[1] < 0.838875
 
 
 def test_all_corruptions_and_severities_are_the_default(net, images):
