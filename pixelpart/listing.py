@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,11 @@ class ListedRun:
     natural: Measured | None = None
     robust: Measured | None = None  # under the attack with the lowest accuracy
     problem: str = ""
+    config: Config | None = None  # None if it cannot be read
 
     def as_json(self) -> dict[str, Any]:
-        return {"run": str(self.path)} | {name: value for name, value in asdict(self).items() if name != "path"}
+        facts = asdict(replace(self, config=None))
+        return {"run": str(self.path)} | {name: v for name, v in facts.items() if name not in ("path", "config")}
 
 
 # -- finding
@@ -155,6 +157,7 @@ def read_run(folder: Path) -> ListedRun:
         "running" if running else "finished" if epoch >= config.epochs else "unfinished",
         recipe=config.recipe, model=config.model, data=config.data_label, seed=config.seed,
         epoch=epoch, epochs=config.epochs, natural=natural, robust=robust, problem="; ".join(problems),
+        config=config,
     )  # fmt: skip
 
 

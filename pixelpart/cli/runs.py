@@ -14,9 +14,10 @@ from pixelpart.config import DEFAULT_EPS, write_fraction
 from pixelpart.errors import UserError
 from pixelpart.listing import ListedRun, Measured, check_deletable, delete_run, find_runs, is_run, read_run
 from pixelpart.runtime.progress import Screen
+from pixelpart.sweeps.table import settings_of_runs
 
-HEAD = ("run", "recipe", "seed", "epoch", "natural", "robust", "attack", "state")
-NARROW = ("attack", "recipe", "seed")  # columns that a narrow terminal does not show, the first to go first
+HEAD = ("run", "recipe", "seed", "settings", "epoch", "natural", "robust", "attack", "state")
+NARROW = ("attack", "recipe", "settings", "seed")  # columns that a narrow terminal does not show, the first to go first
 WATCH_SECONDS = 2.0
 
 
@@ -61,21 +62,27 @@ def table(listed: Sequence[ListedRun], *, width: int | None = None, height: int 
         notes.append("* has warnings, which `pixelpart evaluate RUN` prints")
     counts = Counter(run.state for run in listed)
     notes.append(f"{counted(listed)}: {', '.join(f'{n} {state}' for state, n in sorted(counts.items()))}")
+    rows = cells(listed)
     if height and len(listed) > (most := max(1, height - len(notes) - 1)):
         listed = sorted(listed, key=lambda run: run.state != "running")[:most]
         notes[-1] += f"; {most} are shown"
-    return "\n".join([fitted([cells(run) for run in listed], width), *notes])
+    return "\n".join([fitted([rows[run.path] for run in listed], width), *notes])
 
 
 def counted(listed: Sequence[ListedRun]) -> str:
     return f"{len(listed)} run{'s' * (len(listed) != 1)}"
 
 
-def cells(run: ListedRun) -> dict[str, str]:
-    epoch = f"{run.epoch}/{run.epochs}" if run.epochs else ""
-    seed = "" if run.seed is None else str(run.seed)
-    accuracies = percent(run.natural), percent(run.robust)
-    return dict(zip(HEAD, (str(run.path), run.recipe, seed, epoch, *accuracies, attack(run), run.state), strict=True))
+def cells(listed: Sequence[ListedRun]) -> dict[Path, dict[str, str]]:
+    """The texts of each run by column, by its folder; settings are those in which the runs of a recipe differ."""
+    settings = settings_of_runs({run.path: run.config for run in listed if run.config})
+    found = {}
+    for run in listed:
+        epoch = f"{run.epoch}/{run.epochs}" if run.epochs else ""
+        who = (str(run.path), run.recipe, "" if run.seed is None else str(run.seed), settings.get(run.path, ""))
+        results = (percent(run.natural), percent(run.robust), attack(run))
+        found[run.path] = dict(zip(HEAD, (*who, epoch, *results, run.state), strict=True))
+    return found
 
 
 def attack(run: ListedRun) -> str:
@@ -101,8 +108,9 @@ def percent(measured: Measured | None) -> str:
 
 def fitted(rows: Sequence[dict[str, str]], width: int | None) -> str:
     """The rows as a table; in a narrow terminal without some columns, then with the ends of paths only."""
+    names = [name for name in HEAD if name != "settings" or any(row[name] for row in rows)]
     for dropped in range(len(NARROW) + 1):
-        head = [name for name in HEAD if name not in NARROW[:dropped]]
+        head = [name for name in names if name not in NARROW[:dropped]]
         widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in head}
         room = (width or sys.maxsize) - sum(2 + widths[name] for name in head[1:])
         if room >= min(widths["run"], 16):
@@ -122,9 +130,9 @@ def columns() -> int | None:
 def watch(patterns: Sequence[str]) -> None:
     """Shows the table until Ctrl-C; without a terminal, the rows that are new or have changed."""
     if not sys.stdout.isatty():
-        before: dict[str, dict[str, str]] = {}
+        before: dict[Path, dict[str, str]] = {}
         while True:
-            now = {row["run"]: row for row in map(cells, find_runs(patterns))}
+            now = cells(find_runs(patterns))
             for row in (row for path, row in now.items() if before.get(path) != row):
                 print("  ".join(text for text in row.values() if text), flush=True)
             before = now

@@ -2,10 +2,16 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int
+from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int, text_table
 from pixelpart.runtime.progress import Screen
+
+if TYPE_CHECKING:
+    from pixelpart.sweeps.work import Job
 
 EXAMPLE = """the form of GRID, in TOML:
   base = "shapes-part"            # a recipe, or the path of a config
@@ -57,5 +63,39 @@ def sweep(args: list[str]) -> int:
         print(json.dumps(table, indent=2))
     else:
         print(table)
+        if means := seed_means(grid.jobs, out):
+            print(f"\n{means}\n")
         print(", ".join(f"{n} {state}" for state, n in states.items()))
     return 1 if states["failed"] and not found.status else 0
+
+
+def seed_means(jobs: Sequence["Job"], out: Path) -> str:
+    """A row per arm: mean accuracies over the seeds that have all results; "" if no arm has several such seeds."""
+    from pixelpart.sweeps.table import arms, find_entry
+    from pixelpart.sweeps.work import JobFiles
+
+    attacks, rows = jobs[0].attacks, []
+    for arm, group in arms(jobs).items():
+        folders = {job.id: JobFiles(out, job.id).run.path for job in group}
+        runs = [[(folders[job.id], find_entry(job, attack, folders[job.id])) for attack in attacks] for job in group]
+        complete = [run for run in runs if run and all(entry for _, entry in run)]
+        if complete:
+            rows.append([arm, str(len(complete)), *(mean(column) for column in zip(*complete, strict=True))])
+    several = any(int(seeds) > 1 for _, seeds, *_ in rows)
+    return text_table(["mean over seeds", "seeds", *attacks], rows) if several else ""
+
+
+def mean(results: Sequence[tuple[Path, Any]]) -> str:
+    """The mean accuracy of runs, folder and entry of each, with its interval if all have their flags."""
+    import numpy as np
+
+    from pixelpart.evaluation.store import read_flags
+    from pixelpart.experiments.common.intervals import accuracy_interval
+    from pixelpart.sweeps.table import percent
+
+    flags = [found for folder, entry in results if (found := read_flags(folder, entry)) is not None]
+    interval = None
+    if len(flags) == len(results) and len(set(map(len, flags))) == 1:
+        low, high = accuracy_interval(np.stack(flags))
+        interval = max(0.0, low / 100), min(1.0, high / 100)
+    return percent(fmean(entry["accuracy"] for _, entry in results), interval)

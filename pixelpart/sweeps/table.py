@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import flat
+from pixelpart.config import Config, flat
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
 from pixelpart.sweeps.identity import unused
@@ -28,17 +28,25 @@ class Table(list[Row]):
         atomic_write(path, text.getvalue())
 
     def __str__(self) -> str:
-        """The columns that are not empty everywhere; intervals are left out."""
+        """The columns that are not empty everywhere, accuracies with their intervals in %."""
         from pixelpart.evaluation.compare import align_columns
 
         names = [
             n for n in self[0] if not n.endswith((" low", " high")) and any(row[n] not in (None, "") for row in self)
         ]
-        return "\n".join(align_columns([names, *([_shown(row[name]) for name in names] for row in self)]))
+        return "\n".join(align_columns([names, *([_shown(row, name) for name in names] for row in self)]))
 
 
-def _shown(value: Any) -> str:
+def _shown(row: Row, name: str) -> str:
+    value = row[name]
+    if value is not None and f"{name} low" in row:
+        return percent(value, (row[f"{name} low"], row[f"{name} high"]))
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def percent(accuracy: float, interval: tuple[float, float] | None) -> str:
+    """28.00% [17.47%, 41.67%]."""
+    return f"{accuracy:.2%}" + ("" if interval is None else " [{:.2%}, {:.2%}]".format(*interval))
 
 
 def differing(jobs: Sequence[Job]) -> list[Row]:
@@ -53,10 +61,38 @@ def differing(jobs: Sequence[Job]) -> list[Row]:
 
 def describe(jobs: Sequence[Job]) -> dict[str, str]:
     """A label for each job, by its id: the fields in which it differs from the others, else its recipe."""
+    labels = (_label(fields) for fields in differing(jobs))
+    return {job.id: label or job.config.recipe for job, label in zip(jobs, labels, strict=True)}
+
+
+def arms(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Jobs that differ only in their seed, by the other fields in which jobs differ."""
+    found: dict[str, list[Job]] = {}
+    for job, fields in zip(jobs, differing(jobs), strict=True):
+        found.setdefault(_label(fields, seed=False) or job.config.recipe, []).append(job)
+    return found
+
+
+def settings_of_runs(configs: Mapping[Path, Config]) -> dict[Path, str]:
+    """By run folder, the fields in which runs of one recipe differ, apart from the seed.
+
+    Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
+    """
+    recipes: dict[str, dict[Path, Job]] = {}
+    for path, config in configs.items():
+        parent = Path(config.init_from.rpartition("@")[0]).name
+        shared = bool(parent) and (path.parent / parent).is_dir()
+        job = Job(config.model_copy(update={"init_from": ""}) if shared else config)
+        recipes.setdefault(config.recipe, {})[path] = job
     return {
-        job.id: " ".join(f"{name}={value}" for name, value in fields.items() if value is not None) or job.config.recipe
-        for job, fields in zip(jobs, differing(jobs), strict=True)
+        path: _label(fields, seed=False)
+        for jobs in recipes.values()
+        for path, fields in zip(jobs, differing(list(jobs.values())), strict=True)
     }
+
+
+def _label(fields: Row, *, seed: bool = True) -> str:
+    return " ".join(f"{name}={v}" for name, v in fields.items() if v is not None and (seed or name != "seed"))
 
 
 def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:

@@ -56,6 +56,27 @@ def test_table_has_recipe_seed_epoch_accuracies_attack_and_state(capsys):
     )
 
 
+def test_settings_are_the_fields_in_which_runs_of_one_recipe_differ_apart_from_the_seed(capsys):
+    masked = {"recipe": "part", "mask": {"rule": "mean"}, "burn_in": {"epochs": 1}}
+    configs = {
+        "x/1": {"recipe": "at", "eps": "4/255", "eps_low": 0.01},  # eps_low is not used without a mask
+        "x/2": {"recipe": "at", "eps": "8/255"},
+        "x/3": {"recipe": "at", "eps": "8/255", "seed": 1},
+        "y/1": masked | {"eps_low": "6/255"},
+        "y/2": masked | {"eps_low": "7/255", "init_from": "y/1@1"},  # shares the burn-in of the run next to it
+        "z": {"recipe": "other", "eps": "2/255"},
+    }
+    for path, config in configs.items():
+        write_run(Path(path), {}, config=config)
+    rows = [re.split("  +", line) for line in output(capsys).splitlines()[:-1]]
+    assert rows[0][:5] == ["run", "recipe", "seed", "settings", "epoch"]
+    assert {row[0]: row[3] for row in rows[1:]} == {
+        "x/1": "eps=4/255", "x/2": "eps=8/255", "x/3": "eps=8/255", "y/1": "eps_low=6/255", "y/2": "eps_low=7/255",
+        "z": "0/80",  # the only one of its recipe: then comes the epoch
+    }  # fmt: skip
+    assert "settings" not in output(capsys, "--json")
+
+
 def test_json_has_what_the_table_shows(capsys):
     make("a", right=45)
     (run,) = json.loads(output(capsys, "a", "--json"))

@@ -1,13 +1,18 @@
 """`pixelpart sweep`: its output, its exit codes, its mistakes."""
 
 import json
+import re
+from statistics import fmean
 
 import pytest
 
 from command_line import mistake
 from pixelpart import recipes
 from pixelpart.cli.main import main
+from pixelpart.evaluation.statistics import wilson
 from pixelpart.files import exclusive_lock
+from pixelpart.report.arms import collect, find_arms
+from pixelpart.report.run import read_runs
 from pixelpart.runs import RunFolder
 
 GRID = """
@@ -44,12 +49,37 @@ def test_sweep_prints_the_table_and_starts_only_what_is_missing(grid, tmp_path, 
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["run", "seed", "epochs", "natural", "seconds", "state"]
-    assert [line[1:3] + line[5:] for line in lines[1:3]] == [["0", "1", "done"], ["1", "1", "done"]]
+    assert [line[1:3] + line[7:] for line in lines[1:3]] == [["0", "1", "done"], ["1", "1", "done"]]
     assert out.splitlines()[-1] == "2 done"
     assert "2/2 seed=1: done" in err
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 3
     assert main(["sweep", str(grid("seed = [0, 1, 2]")), "--device", "cpu"]) == 0
     assert "1/1 seed=2: done" in " ".join(capsys.readouterr().err.replace("shapes-at", "seed=2").split())
+
+
+def test_accuracies_are_printed_in_percent_with_intervals_and_the_mean_of_each_arm(grid, tmp_path, capsys):
+    """The ends of a run's interval are Wilson's for 40 images; those of a mean are those of the report."""
+    args = ["sweep", str(grid("seed = [0, 1]\neps = ['4/255', '8/255']")), "--device", "cpu", "--quiet"]
+    assert main(args) == 0
+    shown = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
+    assert main([*args, "--status", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(0 <= row["natural"] <= 1 for row in rows)
+    for cells, row in zip(shown[1:5], rows, strict=True):
+        low, high = wilson(round(40 * row["natural"]), 40)
+        assert cells[4] == f"{100 * row['natural']:.2f}% [{100 * low:.2f}%, {100 * high:.2f}%]"
+    assert shown[6] == ["mean over seeds", "seeds", "natural"]
+    for (arm, seeds, mean), eps in zip(shown[7:9], ("4/255", "8/255"), strict=True):
+        group = [row for row in rows if row["eps"] == eps]
+        runs = [tmp_path / "sweeps/grid/runs" / row["run"] for row in group]
+        found = collect(find_arms(read_runs(runs)))
+        cell = found.cell(found.arms[0], found.columns["natural"])
+        assert (arm, seeds) == (f"eps={eps}", "2")
+        assert mean == f"{100 * fmean(row['natural'] for row in group):.2f}% [{{:.2f}}%, {{:.2f}}%]".format(
+            *cell.interval
+        )
+    assert main(["sweep", str(grid("seed = [0]")), "--device", "cpu", "--quiet"]) == 0
+    assert "mean over seeds" not in capsys.readouterr().out
 
 
 def test_failed_arm_is_exit_code_1(grid, capsys):
