@@ -1,14 +1,18 @@
 """Data sets: one file each, one table of all. A new data set is one file and one entry in `SETS`."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pixelpart.config import Config, Size, check_colour, is_user_code, parse_size
+from pixelpart.config import Config, Size, check_colour, height_width, is_user_code, parse_size
 from pixelpart.data import augment, cifar10, cifar100, folder, loader, shapes, svhn, tinyimagenet, user_set
 from pixelpart.data.dataset import DataSet, DataSetStatus, Root, home
 from pixelpart.data.image_checks import check_images, check_labels, check_pixels
+from pixelpart.data.image_file import read_image
 from pixelpart.data.loader import Batch, Loader, as_float, split_holdout
 from pixelpart.errors import UserError, unknown
 from pixelpart.runtime.progress import Progress, silent
@@ -132,6 +136,19 @@ def load(
     return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
 
 
+def read_picture(path: str | os.PathLike[str], config: Config) -> Tensor:
+    """One picture as a run with this config reads those of its folder: uint8 (channels, h, w), like an image of `load`.
+
+    Upright, cropped around its centre, resized, on the run's background. UserError if the file cannot be used.
+    """
+    known = SETS.get(config.dataset)
+    shape = known.shape if known else (config.channels or 3, *height_width(config.size))
+    try:
+        return torch.tensor(read_image(Path(path), shape, background=config.background)[0])
+    except ValueError as error:
+        raise UserError(f"{path} {error}") from None
+
+
 def object_masks(name: str, *, split: str = "train", root: Root = None, **options: Any) -> Tensor:
     """bool masks (n, h, w) of the objects in the images that `load` returns; UserError if the data set has none."""
     return require_masks(find(name, **options), name)(split, root)
@@ -188,6 +205,6 @@ def _status(name: str, entry: DataSet, root: Root, status: str) -> DataSetStatus
 __all__ = [
     "SETS", "Batch", "DataSet", "DataSetStatus", "Loader", "as_float", "augment", "check_images", "check_labels",
     "check_pixels", "cifar10", "cifar100", "find", "folder", "get", "home", "listing", "load", "loader", "object_masks",
-    "of_config",
+    "of_config", "read_picture",
     "require_masks", "shapes", "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
 ]  # fmt: skip
