@@ -6,6 +6,7 @@ No torch is imported here, so that `--help` is quick.
 from pixelpart.config.fields import EPS_LOW, Config, MaskConfig, OptimConfig, Section
 from pixelpart.config.old import ADDED
 from pixelpart.config.reading import (
+    code_flags,
     config_from,
     differing_fields,
     flag_of,
@@ -35,7 +36,7 @@ DEFAULT_SEED = 0
 
 __all__ = [
     "ADDED", "DEFAULT_ATTACKS", "DEFAULT_EPS", "DEFAULT_SEED", "DEFAULT_STEP_SIZE", "EPS_LOW", "Config", "MaskConfig",
-    "OptimConfig", "Section", "Size", "check_colour", "config_from", "data_label", "differing_fields", "flag_of",
-    "flat", "height_width", "is_user_code", "parse_fraction", "parse_size", "read_config", "split_data_label",
-    "validation_message", "with_fields", "write_fraction", "write_size",
+    "OptimConfig", "Section", "Size", "check_colour", "code_flags", "config_from", "data_label", "differing_fields",
+    "flag_of", "flat", "height_width", "is_user_code", "parse_fraction", "parse_size", "read_config",
+    "split_data_label", "validation_message", "with_fields", "write_fraction", "write_size",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pixelpart.config.fields import Config
+from pixelpart.config.values import is_user_code
 from pixelpart.errors import UserError, one_line
 from pixelpart.files import parse_json, parse_toml, read_text
 
@@ -71,6 +72,12 @@ def _shown(value: Any) -> str:
 def flag_of(field: str) -> str:
     """The command-line flag of a field: --eps-low for eps_low, --mask.rule for mask.rule, --data for dataset."""
     return "--" + ("data" if field == "dataset" else field.replace("_", "-"))
+
+
+def code_flags(config: Config) -> list[str]:
+    """--model and --data of a run if they are user code, which a command runs only if its flags name it."""
+    named = {"--model": config.model, "--data": config.dataset}
+    return [word for flag, name in named.items() if is_user_code(name) for word in (flag, name)]
 
 
 def flat(config: Config) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from pixelpart.config import (
     DEFAULT_SEED,
     DEFAULT_STEP_SIZE,
     Config,
+    code_flags,
     flag_of,
     flat,
+    is_user_code,
     split_data_label,
     write_fraction,
     write_size,
@@ -32,7 +34,7 @@ def train_command(config: Config, path: Path) -> str:
     If the recipe is unknown, the command trains the run's config.json.
     """
     if config.recipe not in RECIPES:
-        return _join(["pixelpart", "train", shorten(path / "config.json"), "--out", "RUN"])
+        return _join(["pixelpart", "train", shorten(path / "config.json"), *code_flags(config), "--out", "RUN"])
     recipe = flat(RECIPES[config.recipe](seed=config.seed))
     words = ["pixelpart", "train", config.recipe, "--seed", str(config.seed)]
     for name, value in flat(config).items():
@@ -49,7 +51,11 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
         return ""
     words = ["pixelpart", "evaluate", shorten(path), "--attacks", ",".join(m.attack for m in measurements)]
     words += ["--checkpoint", first.checkpoint]
-    if first.dataset != config.data_label:
+    words += ["--split", first.split] if first.split != "test" else []
+    if first.dataset == config.data_label:
+        words += code_flags(config)
+    else:
+        words += ["--model", config.model] if is_user_code(config.model) else []
         name, options = split_data_label(first.dataset)
         size, skip_bad = options.get("size"), options.get("skip_bad")
         words += [

@@ -12,7 +12,7 @@ from pixelpart.report.run import Record, ReportedRun
 from pixelpart.runs import EXPLAIN_SCHEMA
 
 STATE = ("heat", "budget", "adversarial")  # arrays of explain.safetensors for each checkpoint
-NO_PICTURES = "no pictures yet: pixelpart explain RUN"
+NO_PICTURES = "no pictures yet"
 
 
 class PredictionRecord(Record):
@@ -87,7 +87,7 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
     """See `ReportedRun.explanation`."""
     record = run.read_record("explain.json", EXPLAIN_SCHEMA, ExplainRecord)
     if record is None:
-        run.notes.append(NO_PICTURES)
+        run.notes.append(f"{NO_PICTURES}: run `{run.run.command('explain')}`")
         return None
     try:
         if (path := run.path / "explain.safetensors").exists() and not path.is_file():
@@ -95,7 +95,7 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
         found = Explanation(record, load_file(path))
         found.check()
     except (SafetensorError, OSError, ValueError) as error:
-        run.notes.append(f"no pictures: {error}; run `pixelpart explain RUN` again")
+        run.notes.append(f"no pictures: {error}; run `{run.run.command('explain')}` again")
         return None
     return found
 

@@ -83,7 +83,7 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     found = collect(find_arms(runs))
     if not any(run.explanation for run in runs):  # the section of the pictures says so, once
         for run in runs:
-            run.notes[:] = [note for note in run.notes if note != NO_PICTURES]
+            run.notes[:] = [note for note in run.notes if not note.startswith(NO_PICTURES)]
     pixels = explorer.section(runs)
     return {
         "lead": lead(runs, images=pixels["explorer"]["images"]),

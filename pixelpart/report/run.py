@@ -195,7 +195,7 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
         if run.epochs_done < run.config.epochs:
             run.notes.append(f"unfinished: {run.epochs_done} of {run.config.epochs} epochs are done")
         if not run.measurements:
-            run.notes.append("not evaluated yet: run `pixelpart evaluate RUN`")
+            run.notes.append(f"not evaluated yet: run `{run.run.command('evaluate')}`")
     return runs
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config, differing_fields, is_user_code, read_config
+from pixelpart.config import Config, code_flags, differing_fields, read_config
 from pixelpart.errors import UserError
 from pixelpart.files import append_line, atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runs.records import read_row, write_row
@@ -63,9 +63,7 @@ class RunFolder:
         rows, more = self.read_metrics([]), theirs.model_copy(update={"epochs": config.epochs})
         if config != more or config.epochs < theirs.epochs or not rows or rows[-1]["epoch"] < theirs.epochs:
             return ""
-        words = ["pixelpart", "train", str(self.path)]
-        for flag, name in {"--model": config.model, "--data": config.dataset}.items():
-            words += [flag, name] if is_user_code(name) else []
+        words = ["pixelpart", "train", str(self.path), *code_flags(config)]
         words += ["--epochs", str(config.epochs), "--init-from", f"{self.path}@{theirs.epochs}"]
         return f"it is finished; to go on: {shlex.join([*words, '--out', f'{self.path}-{config.epochs}'])}"
 

@@ -1,11 +1,12 @@
 """A run opened for use: its config, metrics and model. torch is imported late."""
 
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pixelpart.config import Config, config_from
+from pixelpart.config import Config, code_flags, config_from
 from pixelpart.errors import UserError
 from pixelpart.runs.checkpoints import Facts, fill, load_checkpoint, read_facts
 from pixelpart.runs.folder import MetricsRow, RunFolder
@@ -55,6 +56,10 @@ class Run:
             hint = f"choose from {saved}" if saved else "none is saved yet"
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; {hint}")
         return path
+
+    def command(self, name: str) -> str:
+        """`pixelpart NAME RUN`, with the flags that name the run's user code."""
+        return shlex.join(["pixelpart", name, str(self.dir), *code_flags(self.config)])
 
     def describe(self) -> dict[str, str]:
         """What it is and how far it is, each in a few words."""

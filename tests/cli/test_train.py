@@ -1,11 +1,13 @@
 """`pixelpart train`: a complete run, a config file, and Ctrl-C."""
 
+import html
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +106,24 @@ def test_run_with_user_code_is_resumed_only_if_the_flags_name_it(own_code, capsy
         capsys, ["train", "run", *flags, "--epochs", "3"], "--model cli_nets:small --data cli_nets:load --epochs 3"
     )
     assert main([*shlex.split(err.partition("to go on: ")[2])[1:], "--device", "cpu"]) == 0
+
+
+def test_commands_of_the_report_of_a_run_with_user_code_can_be_pasted(own_code):
+    flags = ["--model", "cli_nets:small", "--data", "cli_nets:load"]
+    assert main(["train", "shapes-at", *TINY, *flags, "--epochs", "1", "--out", "run"]) == 0
+
+    def commands():
+        forget_user_code()
+        assert main(["report", "run"]) == 0
+        page = html.unescape(Path("report.html").read_text())
+        return {c for c in re.findall(r"pixelpart [^<`\n]+", page) if not c.startswith("pixelpart report")}
+
+    for expected in ({"train", "evaluate", "explain"}, {"train", "evaluate"}):  # before and after the evaluation
+        found = commands()
+        assert {command.split()[1] for command in found} == expected
+        for command in found:
+            forget_user_code()
+            assert main([*shlex.split(command)[1:], "--device", "cpu"]) == 0, command
 
 
 def test_model_is_given_once_for_each_network_of_several_runs(own_code, capsys):

@@ -55,6 +55,10 @@ STEPS = {"steps": 20, "step_size": 1 / 255}
             "--attacks pgd20 --checkpoint best --data folder:P --size 64 --skip-bad --images 2000",
         ),
         (
+            [("pgd20", {"split": "held-out", "n": 512})],
+            "--attacks pgd20 --checkpoint best --split held-out --images 512",
+        ),
+        (
             [("autoattack", {"settings": {"engine": "reference"}})],
             "--attacks autoattack --checkpoint best --engine reference",
         ),
@@ -71,6 +75,20 @@ STEPS = {"steps": 20, "step_size": 1 / 255}
 def test_evaluate_command_has_the_options_that_differ_from_the_defaults(entry, entries, options):
     found = [Measurement(**entry(attack, **{"n": 2000} | changes)) for attack, changes in entries]
     assert evaluate_command(CONFIG, Path("my run"), found) == f"pixelpart evaluate 'my run' {options}"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "flags"),
+    [("mine:load", "--model mine:net --data mine:load"), ("shapes", "--model mine:net --data shapes")],
+)
+def test_commands_name_the_user_code_of_a_run(entry, dataset, flags):
+    config = Config(dataset="mine:load", model="mine:net")
+    found = [Measurement(**entry("pgd20", dataset=dataset, n=2000))]
+    command = evaluate_command(config, Path("x"), found)
+    assert command.removesuffix(" --images 2000") == f"pixelpart evaluate x --attacks pgd20 --checkpoint best {flags}"
+    assert train_command(config, Path("x")) == (
+        "pixelpart train x/config.json --model mine:net --data mine:load --out RUN"
+    )
 
 
 def test_images_passed_as_tensors_have_no_command(entry):

@@ -16,7 +16,7 @@ def table(run):
     return [(row.first.checkpoint, row.first.epoch, row.eps, sorted(row.cells)) for row in result_rows(run)]
 
 
-def test_notes_say_what_is_missing(make_run, metrics_row):
+def test_notes_say_what_is_missing(make_run, metrics_row, tmp_path):
     assert read(make_run("finished")).notes == []
     notes = read(make_run("corrupt", metrics=[metrics_row(1), metrics_row(2, natural=9.07), metrics_row(3)])).notes
     assert notes[0].startswith("metrics.jsonl: line 2 is corrupt (natural: Input should be less than or equal to 1")
@@ -24,7 +24,7 @@ def test_notes_say_what_is_missing(make_run, metrics_row):
     assert read(make_run("short", metrics=[metrics_row(1)])).notes == ["unfinished: 1 of 3 epochs are done"]
     assert read(make_run("new", metrics=None, entries=None)).notes == [
         "unfinished: 0 of 3 epochs are done",
-        "not evaluated yet: run `pixelpart evaluate RUN`",
+        f"not evaluated yet: run `pixelpart evaluate {tmp_path / 'new'}`",
     ]
 
 
