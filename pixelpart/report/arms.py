@@ -15,7 +15,7 @@ from pixelpart.config import DEFAULT_EPS, flat
 from pixelpart.evaluation.compare import SEED_FIELDS, common_name
 from pixelpart.evaluation.store import read_flags, read_labels
 from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
-from pixelpart.report.formatting import fraction
+from pixelpart.report.formatting import describe_images, fraction
 from pixelpart.report.run import Marked, Measurement, ReportedRun
 from pixelpart.sweeps.table import differing
 from pixelpart.sweeps.work import Job
@@ -196,7 +196,7 @@ def collect(arms: Sequence[ReportedArm]) -> ArmResults:
         runs={arm.label: [_run_result(run, cells.get(run.path, {})) for run in arm.runs] for arm in arms},
         paper={}, baselines=[], requested={arm.label: len(arm.runs) for arm in arms},
     )  # fmt: skip
-    context = f"{chosen[0]} checkpoint, {chosen[1]} {chosen[2]} images" if chosen else ""
+    context = f"{chosen[0]} checkpoint, {describe_images(chosen[1], chosen[2])}" if chosen else ""
     return ArmResults(list(arms), columns, results, context, labels)
 
 

@@ -10,7 +10,16 @@ from pixelpart.evaluation.statistics import paired
 from pixelpart.evaluation.store import read_flags
 from pixelpart.experiments.common.results import Cell
 from pixelpart.report.arms import ArmResults, by_method
-from pixelpart.report.formatting import NBSP, count, describe_eps, enumerate_words, fraction, p_value, percent
+from pixelpart.report.formatting import (
+    NBSP,
+    count,
+    describe_eps,
+    describe_images,
+    enumerate_words,
+    fraction,
+    p_value,
+    percent,
+)
 from pixelpart.report.run import Measurement, ReportedRun
 from pixelpart.report.table import ResultRow
 
@@ -55,7 +64,7 @@ def compare_runs(table: Sequence[ResultRow]) -> list[Pair]:
         if len(ranked) > MAX_ALL_PAIRS:
             pairs = ((ranked[0], other) for other in ranked[1:])
         at = "" if eps is None else f", {describe_eps(eps, ranked[0][1].settings)}"
-        conditions = f"{checkpoint} checkpoint, {dataset} {split} images{at}"
+        conditions = f"{checkpoint} checkpoint, {describe_images(dataset, split)}{at}"
         for high, low in pairs:
             if not {high[0], low[0]} <= grouped:
                 accuracies = ", ".join(f"{run.label} {percent(m.accuracy)}" for run, m in (high, low))
@@ -64,12 +73,9 @@ def compare_runs(table: Sequence[ResultRow]) -> list[Pair]:
 
 
 def difference(high: RunMeasurement, low: RunMeasurement, where: str = "") -> str:
-    """Whether two results differ: by McNemar's test where both have flags for the same images, else by intervals.
-
-    In percentage points of the two accuracies as the table shows them.
-    """
-    points = round(100 * high[1].accuracy, 1) - round(100 * low[1].accuracy, 1)
-    text = f"The difference of {points:.1f} points{where}"
+    """Whether two results differ: by McNemar's test where both have flags for the same images, else by intervals."""
+    points = 100 * high[1].accuracy - 100 * low[1].accuracy
+    text = f"The difference of {points:.2f} points{where}"
     if (p := mcnemar_p(high, low)) is not None:
         significant = "is significant" if p < LEVEL else "is not significant"
         return f"{text} {significant} for these images (McNemar's test, {p_value(p)})."
@@ -125,10 +131,11 @@ def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> 
         f"{name} {percent(side.mean)} over {len(side.accuracies)} seeds"
         for name, side in zip(result.groups, row.sides, strict=True)
     ]
-    points = f"{100 * d.estimate:+.1f} points (95{NBSP}% interval {100 * d.low:+.1f} to {100 * d.high:+.1f})"
+    points = f"{100 * d.estimate:+.2f} points (95{NBSP}% interval {100 * d.low:+.2f} to {100 * d.high:+.2f})"
     significant = "is significant" if d.p < LEVEL else "is not significant"
     verdict = f"{enumerate_words(means)}. The difference of {points} {significant} ({d.test}, {p_value(d.p)})."
-    return Pair(row.attack, f"{result.checkpoint} checkpoint, {about['dataset']} {about['split']} images{at}", verdict)
+    images = describe_images(about["dataset"], about["split"])
+    return Pair(row.attack, f"{result.checkpoint} checkpoint, {images}{at}", verdict)
 
 
 def arms_summary(found: ArmResults) -> str:
@@ -151,7 +158,7 @@ def arms_summary(found: ArmResults) -> str:
 
 def _with_interval(cell: Cell) -> str:
     ends = [min(max(end, 0.0), 100.0) for end in cell.interval or ()]
-    return percent(cell.mean / 100) + (f" [{ends[0]:.1f}, {ends[1]:.1f}]" if ends else "")
+    return percent(cell.mean / 100) + (f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "")
 
 
 def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
@@ -178,7 +185,7 @@ def summary(table: Sequence[ResultRow], arms: ArmResults) -> tuple[str, str]:
         for run, (m, natural) in ranked
     ]
     at = f"natural and under {attack} at eps {fraction(eps)}"
-    text = f"Accuracy on {dataset} {split} images, {at}: {'; '.join(accuracies)}."
+    text = f"Accuracy on {describe_images(dataset, split)}, {at}: {'; '.join(accuracies)}."
     if len(ranked) > 2 and (means := arms_summary(arms)):
         return means, ABOUT_ARMS if len(arms.arms) > 1 else ""
     if len(ranked) > MOST_IN_HEADLINE:

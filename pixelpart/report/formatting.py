@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pixelpart.config import split_data_label, write_size
+
 NBSP = "\u00a0"
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}{NBSP}%"
+def percent(share: float, *, digits: int = 2) -> str:
+    return f"{100 * share:.{digits}f}{NBSP}%"
 
 
 def fraction(value: float | None) -> str:
@@ -17,6 +19,22 @@ def fraction(value: float | None) -> str:
         return "none"
     levels = round(value * 255, 2)
     return f"{levels:g}/255" if levels and abs(levels / 255 - value) < 1e-7 else f"{value:.4g}"
+
+
+def describe_data(label: str) -> str:
+    """A data set as a label of `data_label` names it, in words: folder pics (32 pixels)."""
+    name, options = split_data_label(label)
+    about = [f"{write_size(options['size'])} pixels"] if options.get("size") else []
+    about += ["grey"] if options.get("channels") == 1 else []
+    about += [f"on {colour}"] if (colour := options.get("background", "white")) != "white" else []
+    about += ["bad files skipped"] if options.get("skip_bad") else []
+    name = f"folder {path}" if (path := name.removeprefix("folder:")) != name else name
+    return f"{name} ({', '.join(about)})" if about else name
+
+
+def describe_images(dataset: str, split: str) -> str:
+    """The images of a measurement: test images of shapes."""
+    return "images passed as tensors" if dataset == "given" else f"{split} images of {describe_data(dataset)}"
 
 
 def describe_eps(eps: float | None, settings: Mapping[str, Any]) -> str:

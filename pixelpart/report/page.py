@@ -1,5 +1,6 @@
 """write_report: run folders, a sweep or experiments in, one self-contained HTML page out."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,12 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
 def lead(runs: Sequence[ReportedRun], *, images: int) -> str:
     """The sentence at the top of the page."""
-    sets = formatting.enumerate_words(list(dict.fromkeys(run.config.dataset for run in runs)))
+    sets = list(dict.fromkeys(formatting.describe_data(run.config.data_label) for run in runs))
     what = ["accuracy on clean and attacked images", "training curves"]
     if images:
         what.append(f"the budget of each pixel on {formatting.count(images, 'test image')}")
-    return f"{formatting.count(len(runs), 'classifier')} on {sets}: {formatting.enumerate_words(what)}."
+    on, shown = formatting.enumerate_words(sets), formatting.enumerate_words(what)
+    return f"{formatting.count(len(runs), 'classifier')} on {on}: {shown}."
 
 
 def on_object(run: ReportedRun) -> str:
@@ -121,7 +123,7 @@ def on_object(run: ReportedRun) -> str:
     found = run.explanation.record.object if run.explanation else None
     if found is None:
         return ""
-    percent = formatting.percent
+    percent = functools.partial(formatting.percent, digits=1)
     over = f" (over {found.n:,} test images)" if found.n else ""
     area = f"the object covers {percent(found.object_area)} of the area{over}"
     share = found.high_budget_on_object

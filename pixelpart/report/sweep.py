@@ -7,7 +7,7 @@ from typing import Any
 from pixelpart.config import parse_fraction
 from pixelpart.report import commands, comparisons, table
 from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, name_by_fields, varying
-from pixelpart.report.formatting import count, enumerate_words
+from pixelpart.report.formatting import count, describe_data, enumerate_words
 from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.sweeps.work import JobFiles, last_line
 
@@ -87,7 +87,7 @@ def arm_cells(found: ArmResults, arm: ReportedArm) -> dict[str, dict[str, Any]]:
 
 def lead(arms: Sequence[ReportedArm]) -> str:
     runs = [run for arm in arms for run in arm.runs]
-    sets = enumerate_words(list(dict.fromkeys(run.config.dataset for run in runs)))
+    sets = enumerate_words(list(dict.fromkeys(describe_data(run.config.data_label) for run in runs)))
     numbers = sorted({len(arm.runs) for arm in arms})
     seeds = count(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
     text = f"{count(len(runs), 'run')} on {sets}: {count(len(arms), 'arm')} with {seeds} each."

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pixelpart.config import DEFAULT_STEP_SIZE
-from pixelpart.report.formatting import count, describe_eps, fraction
+from pixelpart.report.formatting import count, describe_eps, describe_images, fraction
 from pixelpart.report.run import Measurement, ReportedRun
 
 
@@ -87,8 +87,8 @@ def _add_remarks(run: ReportedRun, rows: list[ResultRow]) -> None:
         if first.epoch is not None and first.epoch < newest[first.checkpoint]:
             row.remarks.append(f"an earlier {first.checkpoint} checkpoint: training went on after this evaluation")
         if first.dataset != run.config.data_label:
-            row.remarks.append("images passed as tensors" if first.dataset == "given" else f"{first.dataset} images")
-        if first.split == "held-out":
+            row.remarks.append(describe_images(first.dataset, first.split))
+        elif first.split == "held-out":
             row.remarks.append("held-out training images")
         if first.seed:
             row.remarks.append(f"seed of the attack {first.seed}")

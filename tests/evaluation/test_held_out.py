@@ -157,5 +157,5 @@ def test_compare_does_not_fall_back_on_held_out_results(tmp_path, capsys):
 def test_the_report_shows_test_and_held_out_results_in_rows_of_their_own(groups, tmp_path):
     page = write_report([folder for folders in groups.values() for folder in folders], tmp_path / "r.html").read_text()
     assert page.count("held-out training images") == 4
-    assert "best checkpoint, shapes held-out images" in page
-    assert "best checkpoint, shapes test images" in page
+    assert "best checkpoint, held-out images of shapes" in page
+    assert "best checkpoint, test images of shapes" in page

@@ -57,10 +57,10 @@ def test_interval_of_corruptions_treats_the_versions_of_an_image_as_one_sample(m
     clean, mean, lowest = (cell.text.strip() for cell in section(page(folder)).all("td"))
     # 100 images are always right, 100 in two of three versions: variance 0.1875, z²/n = 0.009604,
     # (0.416667 + 0.004802 ± sqrt(0.009604 (0.1875 + 0.002401))) / 1.009604
-    assert (clean, mean, lowest) == ("100.0 %", "41.7 % 37.5 to 46.0", "snow 25.0 %")
+    assert (clean, mean, lowest) == ("100.00 %", "41.67 % 37.52 to 45.98", "snow 25.00 %")
     (folder / "eval" / f"{1:032x}.npy").unlink()
     shown = section(page(folder))
-    assert shown.all("td")[1].text.strip() == "41.7 %"  # no interval without all flags
+    assert shown.all("td")[1].text.strip() == "41.67 %"  # no interval without all flags
     assert "2 corruptions at severity 1, 5, generated" in shown.text
 
 

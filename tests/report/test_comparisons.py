@@ -33,9 +33,9 @@ def test_touching_intervals_overlap(make_run, entry):
     found = [pair.verdict.replace("\u00a0", " ") for pair in pairs(*folders)]
     larger, overlap = "is larger than the intervals, which do not overlap.", "is not resolved: the intervals overlap."
     assert found == [
-        f"c 70.0 %, b 60.0 %. The difference of 10.0 points {larger}",
-        f"c 70.0 %, a 50.0 %. The difference of 20.0 points {larger}",
-        f"b 60.0 %, a 50.0 %. The difference of 10.0 points {overlap}",
+        f"c 70.00 %, b 60.00 %. The difference of 10.00 points {larger}",
+        f"c 70.00 %, a 50.00 %. The difference of 20.00 points {larger}",
+        f"b 60.00 %, a 50.00 %. The difference of 10.00 points {overlap}",
     ]
 
 
@@ -48,15 +48,15 @@ def test_pairs_in_other_norms_name_the_norm_and_the_summary_leaves_them_out(make
     l1 = {"eps": 12.0, "settings": {"search": "fp32", "norm": "l1"}}
     folders = [make_run(name, entries=[entry(), entry("apgd-l1@12", 0.1, **l1)]) for name in "ab"]
     (pair,) = (pair for pair in pairs(*folders) if pair.attack == "apgd-l1@12")
-    assert pair.conditions == "best checkpoint, shapes test images, l1 eps 12"
-    assert summary(*folders)[0].startswith("Accuracy on shapes test images, natural and under pgd20 at eps 8/255: ")
+    assert pair.conditions == "best checkpoint, test images of shapes, l1 eps 12"
+    assert summary(*folders)[0].startswith("Accuracy on test images of shapes, natural and under pgd20 at eps 8/255: ")
 
 
 def test_summary_is_about_the_strongest_attack(make_run, entry):
     folder = make_run(entries=[entry("natural", 0.1), entry("pgd20", 0.4), entry("pgd100", 0.3)])
     headline, details = summary(folder)
     assert headline.replace("\u00a0", " ") == (
-        "Accuracy on shapes test images, natural and under pgd100 at eps 8/255: “part” 10.0 % and 30.0 %."
+        "Accuracy on test images of shapes, natural and under pgd100 at eps 8/255: “part” 10.00 % and 30.00 %."
     )
     assert not details
 
@@ -70,8 +70,8 @@ def test_summary_of_several_seeds_has_the_mean_of_each_method_and_of_many_runs_t
     low = [run(f"low-{seed}", accuracy, seed=seed, eps="4/255") for seed, accuracy in enumerate((0.1, 0.2))]
     headline = summary(*at, *low)[0].replace("\u00a0", " ")
     assert headline.endswith(  # Student with 1 degree of freedom: 12.706 x 5 points
-        "“at” 80.0 % [80.0, 80.0] and 35.0 % [0.0, 98.5] (2 seeds); "
-        "“low” 80.0 % [80.0, 80.0] and 15.0 % [0.0, 78.5] (2 seeds)."
+        "“at” 80.00 % [80.00, 80.00] and 35.00 % [0.00, 98.53] (2 seeds); "
+        "“low” 80.00 % [80.00, 80.00] and 15.00 % [0.00, 78.53] (2 seeds)."
     )
     single = [run(f"eps-{n}", 0.4, eps=n / 255) for n in range(1, 10)]
     assert summary(*single[:8])[0].count("“") == 8
@@ -84,15 +84,21 @@ def test_summary_of_two_runs_has_both_accuracies_and_says_that_it_is_about_two_m
         part = make_run(f"part-{robust}", entries=[entry("natural", 0.85), entry("pgd20", robust)])
         headline, details = summary(at, part)
         assert headline.replace("\u00a0", " ").endswith(
-            f": “part-{robust}” 85.0 % and {100 * robust:.1f} %; “at-{robust}” 80.0 % and 40.0 %. "
+            f": “part-{robust}” 85.00 % and {100 * robust:.2f} %; “at-{robust}” 80.00 % and 40.00 %. "
             "One run a side: this is about these two models, not about the methods."
         )
-        assert "The difference of 5.0 points in natural accuracy " in details
-        assert f"The difference of {100 * robust - 40:.1f} points under pgd20 " in details
+        assert "The difference of 5.00 points in natural accuracy " in details
+        assert f"The difference of {100 * robust - 40:.2f} points under pgd20 " in details
         assert "another seed of the same method changes the accuracy too" in details
+    numbers = {"x": (0.8615, 0.4825), "y": (0.8625, 0.4830)}  # rounded to one digit, they and their difference disagree
+    x, y = (make_run(n, entries=[entry("natural", a), entry("pgd20", b)]) for n, (a, b) in numbers.items())
+    headline, details = summary(x, y)
+    assert "“y” 86.25 % and 48.30 %; “x” 86.15 % and 48.25 %." in headline.replace("\u00a0", " ")
+    assert "The difference of 0.10 points in natural accuracy " in details
+    assert "The difference of 0.05 points under pgd20 " in details
     third = make_run("trades", entries=[entry("pgd20", 0.41)])
     headline, details = summary(at, part, third)
-    assert "“trades” not measured and 41.0 %" in headline.replace("\u00a0", " ")
+    assert "“trades” not measured and 41.00 %" in headline.replace("\u00a0", " ")
     assert headline.endswith("One run each: this is about these models, not about the methods.")
     assert not details
 
@@ -121,8 +127,8 @@ def right(a_only, b_only, both=400, n=1000):
 @pytest.mark.parametrize(
     ("a_only", "b_only", "verdict"),
     [
-        (31, 1, "The difference of 3.0 points is significant for these images (McNemar's test, p < 0.001)."),
-        (60, 50, "The difference of 1.0 points is not significant for these images (McNemar's test, p = 0.39)."),
+        (31, 1, "The difference of 3.00 points is significant for these images (McNemar's test, p < 0.001)."),
+        (60, 50, "The difference of 1.00 points is not significant for these images (McNemar's test, p = 0.39)."),
     ],
 )
 def test_runs_with_flags_are_compared_by_mcnemars_test(measured, a_only, b_only, verdict):
@@ -155,8 +161,8 @@ def test_seeds_of_a_method_are_compared_together(measured, page):
     (found,) = compare_methods(collect(find_arms(read_runs(folders))))
     expected = crossed_bootstrap(*sides.values())
     assert expected.p < 0.05
-    assert (found.attack, found.conditions) == ("pgd20", "best checkpoint, shapes test images, eps 8/255")
-    assert f"The difference of {100 * expected.estimate:+.1f} points" in found.verdict
+    assert (found.attack, found.conditions) == ("pgd20", "best checkpoint, test images of shapes, eps 8/255")
+    assert f"The difference of {100 * expected.estimate:+.2f} points" in found.verdict
     assert f"is significant ({expected.test}, p" in found.verdict
     assert pairs(*folders) == []
     single = measured("trades", draw.random(500) < 0.5, recipe="shapes-trades")

@@ -30,14 +30,14 @@ def test_every_result_is_in_its_row_and_column(make_run, page, entry):
     assert head == ["run", "natural", "pgd20", "pgd100x2"]
     assert first == [
         "●atbest checkpoint, epoch 3, averaged weights, eps 8/255",
-        "80.0 % 77.0 to 83.0 n = 2,000, 0.5 s",
-        "41.2 % 39.0 to 43.4 n = 2,000, 1.25 s",
+        "80.00 % 77.00 to 83.00 n = 2,000, 0.5 s",
+        "41.25 % 39.00 to 43.40 n = 2,000, 1.25 s",
         "not measured",
     ]
     assert second[1:] == [
         "not measured",
-        "50.0 % 47.0 to 53.0 n = 1,000, 1.25 s",
-        "25.0 % 22.0 to 28.0 n = 1,000, 61 s",
+        "50.00 % 47.00 to 53.00 n = 1,000, 1.25 s",
+        "25.00 % 22.00 to 28.00 n = 1,000, 61 s",
     ]
 
 
@@ -61,11 +61,24 @@ def test_differences_are_in_a_list_and_below_the_headline(make_run, page, entry)
     part = make_run("part", entries=[entry("natural", 0.7), entry("pgd20", 0.43)])
     found = page(at, part)
     natural, pgd = (item.text for item in found.all("ul", "comparisons")[0].all("li"))
-    assert "at 90.0 %, part 70.0 %. The difference of 20.0 points" in natural
-    assert "part 43.0 %, at 40.0 %. The difference of 3.0 points" in pgd
+    assert "at 90.00 %, part 70.00 %. The difference of 20.00 points" in natural
+    assert "part 43.00 %, at 40.00 %. The difference of 3.00 points" in pgd
     header = found.all("header")[0]
     assert "about these two models, not about the methods" in header.all("p", "summary")[0].text
-    assert "The difference of 3.0 points under pgd20 is not resolved" in header.text
+    assert "The difference of 3.00 points under pgd20 is not resolved" in header.text
+
+
+def test_folder_is_named_in_words(make_run, page, entry):
+    config = recipes.RECIPES["folder-at"](
+        dataset="folder:my pics", size=32, skip_bad=True, channels=3, classes=("a", "b")
+    )
+    entries = [entry(attack, dataset=config.data_label) for attack in ("natural", "pgd20")]
+    found = page(*(make_run(name, config=config, entries=entries) for name in "xy"))
+    named = "folder my pics (32 pixels, bad files skipped)"
+    assert found.all("p", "lead")[0].text.startswith(f"2 classifiers on {named}: accuracy")
+    assert f"Accuracy on test images of {named}, natural and under" in found.all("p", "summary")[0].text
+    assert f"(best checkpoint, test images of {named})" in found.all("ul", "comparisons")[0].text
+    assert "@32" not in found.text
 
 
 def test_all_runs_are_shown_on_the_same_image_with_predictions_as_text(make_run, page):

@@ -80,7 +80,7 @@ def test_runs_measured_on_other_images_or_checkpoints_are_left_out(measured):
     folders.append(measured("at-3", {"natural": flags(0.1, n=50), "pgd20": flags(0.1)}, config=at(3)))
     folders.append(measured("at-4", {"natural": flags(0.1)}, config=at(4), checkpoint="last"))
     found = collect(find_arms(read_runs(folders)))
-    assert found.context == "best checkpoint, shapes test images"
+    assert found.context == "best checkpoint, test images of shapes"
     natural = found.results.cell("at", "natural")
     assert natural.values == [80.0] * 3
 
@@ -198,7 +198,7 @@ def test_captions_say_what_single_runs_are_about(measured):
     def about(*folders):
         return plot_section(collect(find_arms(read_runs(folders))))["plots_about"]
 
-    assert about(one).endswith("images.")
+    assert about(one).endswith("images of shapes.")
     assert about(one, two).endswith("about these two models, not about the methods.")
     assert about(one, two, three).endswith("One run each: this is about these models, not about the methods.")
     assert about(one, three, seed).endswith("An arm with one seed is about that model, not about the method.")

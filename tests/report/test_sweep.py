@@ -40,19 +40,19 @@ def test_arms_have_their_means_and_runs_their_fields(sweep, page):
     head, *arms = cells(found.all("table", "results")[0])
     assert head == ["arm", "natural", "PGD-20 at 8/255"]
     assert [arm[0] for arm in arms] == ["●eps_low=7/255seeds 0, 1, 2", "■eps_low=10/255seeds 0, 1"]  # by number
-    assert [arm[2].split(" %")[0] for arm in arms] == ["41.0", "46.0"]
+    assert [arm[2].split(" %")[0] for arm in arms] == ["41.00", "46.00"]
     assert arms[0][2].endswith("2 seeds, n = 100")
     head, *runs = cells(found.all("table", "grid")[0])
     assert head == ["run", "seed", "eps_low", "epochs", "natural", "PGD-20 at 8/255"]
-    assert runs[0][1:] == ["0", "7/255", "3 of 3", "60.0", "40.0"]
+    assert runs[0][1:] == ["0", "7/255", "3 of 3", "60.00", "40.00"]
     assert runs[2][0].startswith("●0000000000000099 failed: <b>out of memory</b>")
     assert runs[2][1:] == ["2", "7/255", "0 of 3", "", ""]
-    assert runs[4][1:] == ["1", "10/255", "3 of 3", "50.0", "47.0"]
+    assert runs[4][1:] == ["1", "10/255", "3 of 3", "50.00", "47.00"]
 
 
 def test_arms_are_compared_with_all_their_seeds_and_shared_settings_are_listed_once(sweep, page):
     found = page(sweep)
-    assert "eps_low=7/255 60.0 % over 2 seeds and eps_low=10/255 50.0 % over 2 seeds" in found.text
+    assert "eps_low=7/255 60.00 % over 2 seeds and eps_low=10/255 50.00 % over 2 seeds" in found.text
     (settings,) = found.all("table", "settings")
     names = [row.all("th")[0].text for row in settings.all("tr")]
     assert "epochs" in names

@@ -118,4 +118,4 @@ def test_engines_and_precisions_have_their_own_columns_and_commands(make_run, en
 def test_row_says_if_its_images_are_not_of_the_runs_data_set(make_run, entry):
     sets = ("shapes", "cifar10", "given")
     rows = result_rows(read(make_run(entries=[entry(dataset=name) for name in sets])))
-    assert [row.remarks for row in rows] == [[], ["cifar10 images"], ["images passed as tensors"]]
+    assert [row.remarks for row in rows] == [[], ["test images of cifar10"], ["images passed as tensors"]]
