@@ -1,15 +1,17 @@
 """`pixelpart train`."""
 
 import re
+import shlex
 from pathlib import Path
 
 from pixelpart.cli.arguments import Parser, add_machine, text_table, use_threads
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
-from pixelpart.config import Config, read_config
+from pixelpart.config import Config, code_flags, read_config
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.recipes import METHODS, RECIPES
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.world import is_first_process
 
 USAGE = """usage: pixelpart train RECIPE|FILE|RUN [options]
 
@@ -57,6 +59,9 @@ def train(args: list[str]) -> None:
     use_threads(found)
     screen = Screen(quiet=found.quiet)
     run_training(config, out, device=found.device, data_root=found.data_root, fast=not found.plain, screen=screen)
+    if is_first_process():
+        root = ["--data-root", str(found.data_root)] if found.data_root else []
+        screen.say(f"next: {shlex.join(['pixelpart', 'evaluate', str(out), *code_flags(config), *root])}")
 
 
 def read_start(name: str) -> tuple[Config, Path | None]:

@@ -1,6 +1,6 @@
 """What is measured after every epoch: accuracy on fixed images under fixed noise, damage, collapse; the metrics row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -140,6 +140,16 @@ def summary_line(row: MetricsRow, epochs: int) -> str:
         f"pgd {row['pgd']:.1%} ({row['measured_on']}), pgd on training images {row['train_pgd']:.1%}, "
         f"{row['seconds']:.1f} s"
     )
+
+
+def conclusion(rows: Sequence[MetricsRow], best_epoch: int | None) -> str:
+    """The epoch of the best checkpoint, by held-out images, with its row if that is known; else the last epoch."""
+    accuracy = ", natural {natural:.1%}, pgd {pgd:.1%} ({measured_on})"
+    if best_epoch is None:
+        why = "; no images were held out, so best is the last epoch" if rows[-1]["measured_on"] == "test" else ""
+        return f"last: epoch {rows[-1]['epoch']}{accuracy.format_map(rows[-1])}{why}"
+    measured = (accuracy.format_map(row) for row in rows if row["epoch"] == best_epoch)
+    return f"best: epoch {best_epoch} (lowest robust cross-entropy){''.join(measured)}"
 
 
 def row_cells(row: MetricsRow, epochs: int) -> list[str]:

@@ -115,6 +115,7 @@ class Trainer:
         self.rows: list[MetricsRow] = []  # of metrics.jsonl
         self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
         self.collapsed_to: int | None = None  # the only class that the model predicts
+        self.collapse_reported = False
 
     def use_fast_path(self) -> None:
         """Compiles and captures steps and probes from now on."""
@@ -161,6 +162,10 @@ class Trainer:
         except Stopped:
             self.say(f"stopped after step {self.position.step}; the same command resumes from there")
             raise
+        if end == epochs and self.world.leads:
+            if self.collapsed_to is not None:
+                self.report_collapse()
+            self.say(metrics.conclusion(self.rows, self.position.best_epoch))
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
@@ -220,7 +225,7 @@ class Trainer:
         self.table.rows.append(metrics.row_cells(row, self.config.epochs))
         self.table.current = ()
         self.say(metrics.summary_line(row, self.config.epochs), in_table=True)
-        self.report_collapse()
+        self.check_collapse()
         if row["dead_cams"] >= sums["images"]:
             self.say("every heat map of this epoch was zero, so all pixels had eps: is the feature map a single point?")
 
@@ -255,21 +260,29 @@ class Trainer:
                 "trained (batch norm over a single value); choose another batch_size"
             )
 
-    def report_collapse(self) -> None:
-        """Logs once when the unaveraged model starts to predict a single class; an average lags behind it.
+    def check_collapse(self) -> None:
+        """Logs once if the unaveraged model predicts a single class in two epochs in a row; an average lags behind it.
 
-        The first epochs and steps do not count: an untrained model does so too.
+        An untrained model does so too, and so may one that learns, for an epoch or during burn-in and eps ramp.
         """
-        if self.position.epoch <= min(self.config.epochs // 10, 5) or self.position.step < COLLAPSE_STEPS:
+        config, epoch = self.config, self.position.epoch
+        if self.position.step < COLLAPSE_STEPS:
             return
         x, y = self.probe_sets[self.measured_on]
         before, view = self.collapsed_to, self.state.attack_view()
         self.collapsed_to = metrics.collapsed_class(view, x, y, chunk=self.chunk)
-        if self.collapsed_to not in (None, before):
-            self.say(
-                f"collapsed: all {len(y)} {self.measured_on} images are predicted as class {self.collapsed_to}; "
-                "try a lower optim.lr, another seed or --eps-ramp 5"
-            )
+        first = max(config.burn_in.epochs, config.eps_ramp, min(config.epochs // 10, 5))
+        lasts = before is not None and self.collapsed_to is not None
+        if lasts and first < epoch < config.epochs and not self.collapse_reported:
+            self.collapse_reported = True
+            self.report_collapse()
+
+    def report_collapse(self) -> None:
+        n = len(self.probe_sets[self.measured_on][1])
+        self.say(
+            f"collapsed: all {n} {self.measured_on} images are predicted as class {self.collapsed_to}; "
+            "try a lower optim.lr, another seed or --eps-ramp 5"
+        )
 
     def announce(self) -> None:
         config, steps, step = self.config, self.loader.steps, self.position.step

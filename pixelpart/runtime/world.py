@@ -143,6 +143,11 @@ def report_to_launcher(error: UserError) -> int:
     return 2
 
 
+def is_first_process() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started."""
+    return not _number("RANK")
+
+
 def local_device() -> str | None:
     """The GPU with the local rank that torchrun gave to this process, if there is one."""
     import torch

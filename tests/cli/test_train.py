@@ -51,10 +51,26 @@ def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys,
     assert main(["train", "shapes-at", *TINY, "--epochs", "2", "--seed", "7"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
-    lines = [line for line in err.splitlines() if not line.startswith("collapsed: ")]  # possible in so short a run
-    assert [line.split(":")[0] for line in lines] == ["shapes-at", "epoch 1/2 plain", "epoch 2/2 plain"]
+    lines = err.splitlines()
+    names = [line.split(":")[0] for line in lines]
+    assert names == ["shapes-at", "epoch 1/2 plain", "epoch 2/2 plain", "best", "next"]
     assert "\x1b" not in err
-    assert Run("runs/shapes-at-7").config.seed == 7  # the default folder
+    run = Run("runs/shapes-at-7")  # the default folder
+    assert run.config.seed == 7
+    best = min(run.metrics, key=lambda row: row["robust_ce"])
+    text = "best: epoch {epoch} (lowest robust cross-entropy), natural {natural:.1%}, pgd {pgd:.1%} (held-out)"
+    assert lines[-2] == text.format_map(best)
+    assert lines[-1] == "next: pixelpart evaluate runs/shapes-at-7"
+
+
+def test_quiet_run_prints_nothing_and_one_without_held_out_images_has_no_best(tmp_path, capfd):
+    out = tmp_path / "run"
+    assert main(["train", "shapes-at", *TINY, "--holdout", "0", "--epochs", "2", "--out", str(out), "--quiet"]) == 0
+    assert capfd.readouterr() == ("", "")
+    last = (
+        "last: epoch 2, natural {natural:.1%}, pgd {pgd:.1%} (test); no images were held out, so best is the last epoch"
+    )
+    assert (out / "log.txt").read_text().endswith(f" {last.format_map(Run(out).metrics[-1])}\n")
 
 
 def test_finished_run_is_reported_and_left_unchanged(copied, capsys):
@@ -108,9 +124,12 @@ def test_run_with_user_code_is_resumed_only_if_the_flags_name_it(own_code, capsy
     assert main([*shlex.split(err.partition("to go on: ")[2])[1:], "--device", "cpu"]) == 0
 
 
-def test_commands_of_the_report_of_a_run_with_user_code_can_be_pasted(own_code):
+def test_commands_of_the_report_of_a_run_with_user_code_can_be_pasted(own_code, capsys):
     flags = ["--model", "cli_nets:small", "--data", "cli_nets:load"]
     assert main(["train", "shapes-at", *TINY, *flags, "--epochs", "1", "--out", "run"]) == 0
+    assert capsys.readouterr().err.endswith(
+        "next: pixelpart evaluate run --model cli_nets:small --data cli_nets:load\n"
+    )
 
     def commands():
         forget_user_code()
