@@ -134,7 +134,8 @@ def test_files_that_cannot_be_read_are_reported_and_do_not_hide_other_runs(here)
     found = {str(run.path): run for run in find_runs()}
     assert (found["eval"].state, found["eval"].robust.accuracy) == ("finished", 0.4)
     assert "cannot read eval/eval.json" in found["eval"].problem
-    assert (found["newer"].state, found["newer"].problem) == ("unreadable", "newer/config.json: novel: no such field")
+    assert found["newer"].state == "unreadable"
+    assert found["newer"].problem.startswith("newer/config.json: novel: no such field")
     assert found["good"].problem == ""
 
 

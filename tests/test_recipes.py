@@ -146,7 +146,7 @@ def test_a_nested_dict_changes_only_the_fields_it_names():
     ("overrides", "message"),
     [
         ({"eps_from": "9/255", "epochs": 21}, "cifar10-part: eps_from needs eps above 0 and"),
-        ({"epsilon": 1}, "cifar10-part: epsilon: no such field"),
+        ({"epoch": 1}, r"cifar10-part: epoch: no such field; did you mean epochs\?"),
         ({"mask": {"nope": 1}}, "cifar10-part: mask.nope: no such field"),
         ({"epochs": 10}, "cifar10-part: burn_in.epochs 20 .*epochs is 10"),
     ],

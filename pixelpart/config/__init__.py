@@ -21,6 +21,7 @@ from pixelpart.config.values import (
     data_label,
     height_width,
     is_user_code,
+    levels_hint,
     parse_fraction,
     parse_size,
     split_data_label,
@@ -37,6 +38,6 @@ DEFAULT_SEED = 0
 __all__ = [
     "ADDED", "DEFAULT_ATTACKS", "DEFAULT_EPS", "DEFAULT_SEED", "DEFAULT_STEP_SIZE", "EPS_LOW", "Config", "MaskConfig",
     "OptimConfig", "Section", "Size", "check_colour", "code_flags", "config_from", "data_label", "differing_fields",
-    "flag_of", "flat", "height_width", "is_user_code", "parse_fraction", "parse_size", "read_config",
+    "flag_of", "flat", "height_width", "is_user_code", "levels_hint", "parse_fraction", "parse_size", "read_config",
     "split_data_label", "validation_message", "with_fields", "write_fraction", "write_size",
 ]  # fmt: skip

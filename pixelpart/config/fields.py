@@ -29,7 +29,7 @@ from pixelpart.config.values import (
     check_colour,
     data_label,
     is_user_code,
-    parse_fraction,
+    parse_eps,
     parse_size,
     write_fraction,
     write_size,
@@ -39,7 +39,7 @@ from pixelpart.errors import UserError, one_line
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
 
-Eps = Annotated[float, BeforeValidator(parse_fraction), PlainSerializer(write_fraction), Field(ge=0, le=1)]
+Eps = Annotated[float, BeforeValidator(parse_eps), PlainSerializer(write_fraction)]
 # tagged, so that a mistake is reported once and not for both alternatives
 _SAME = Discriminator(lambda value: "same" if value == "same" else "number")
 SameOrEps = Annotated[Annotated[Literal["same"], Tag("same")] | Annotated[Eps, Tag("number")], _SAME]

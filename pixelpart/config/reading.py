@@ -1,7 +1,7 @@
 """Configs from files and from the command line, and fields by their dotted names."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,15 @@ from pydantic import ValidationError
 
 from pixelpart.config.fields import Config
 from pixelpart.config.values import is_user_code
-from pixelpart.errors import UserError, one_line
+from pixelpart.errors import UserError, one_line, similar_names
 from pixelpart.files import parse_json, parse_toml, read_text
+
+EXPECTED = {  # in the place of pydantic's messages of these types
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+}
 
 
 def read_config(path: Path) -> Config:
@@ -18,6 +25,8 @@ def read_config(path: Path) -> Config:
     try:
         text = read_text(path)
         values = parse_toml(text) if path.suffix == ".toml" else parse_json(text)
+        if not values:
+            raise ValueError("it is empty; `pixelpart train RECIPE --print-config` prints a whole config")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"cannot read config {path}: {error}") from None
     return config_from(values, source=str(path))
@@ -27,7 +36,8 @@ def config_from(values: Any, *, source: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{source}: {validation_message(error)}") from None
+        fields = list(dict.fromkeys([*flat(Config()), *Config.model_fields]))
+        raise UserError(f"{source}: {validation_message(error, fields=fields)}") from None
 
 
 def with_fields(config: Config, fields: Mapping[str, Any], *, source: str) -> Config:
@@ -45,18 +55,31 @@ def with_fields(config: Config, fields: Mapping[str, Any], *, source: str) -> Co
     return config_from(values, source=source)
 
 
-def validation_message(error: ValidationError) -> str:
-    """Pydantic's errors in one line: field, problem, value."""
+def validation_message(error: ValidationError, *, fields: Sequence[str] = ()) -> str:
+    """Pydantic's errors in one line: field, problem, value; for an unknown field, similar ones among `fields`."""
     lines = []
     for item in error.errors():
-        field = ".".join(str(part) for part in item["loc"])
+        field = ".".join(str(part) for part in item["loc"] if part != "number")  # the tag of SameOrEps
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = "no such field"
+            message = f"no such field{_hint(field, fields)}"
+        elif item["type"] in EXPECTED:
+            message = f"{_shown(item['input'])} is not {EXPECTED[item['type']]}"
         elif item["type"] != "value_error":
             message = f"{message}, not {_shown(item['input'])}"
         lines.append(f"{field}: {message}" if field else message)
     return one_line("; ".join(lines))
+
+
+def _hint(name: str, fields: Sequence[str]) -> str:
+    """The fields of that name in other sections, as optim.lr for lr, else similar ones here, else all if few."""
+    section, dot, key = name.rpartition(".")
+    parts = [field.rpartition(".") for field in fields]
+    same = ["".join(part) for part in parts if part[2] == key]
+    here = [part[2] for part in parts if part[0] == section]
+    if similar := same or [f"{section}{dot}{one}" for one in similar_names(key, here)]:
+        return f"; did you mean {' or '.join(similar)}?"
+    return f"; choose from {', '.join(fields)}" if 0 < len(fields) <= 12 else ""
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +21,19 @@ def parse_fraction(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not a finite number")
     return number
+
+
+def parse_eps(value: Any) -> float:
+    """A number or a fraction from 0 to 1; ValueError for anything else."""
+    number = parse_fraction(value)
+    if isinstance(number, int | float) and not 0 <= number <= 1:
+        raise ValueError(f"{reprlib.repr(value)} is out of range: choose a number from 0 to 1{levels_hint(number)}")
+    return number
+
+
+def levels_hint(number: float) -> str:
+    """What was probably meant by an eps above 1."""
+    return f"; {number:g} of 255 levels is {number:g}/255" if 1 < number <= 255 else ""
 
 
 def write_fraction(value: float) -> float | str:

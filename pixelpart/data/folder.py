@@ -61,7 +61,7 @@ def data_set(
         raise UserError("no folder is given; pass --data folder:PATH, and --size, such as --size 64")
     if not size:
         raise UserError(
-            f"folder:{path} needs a size in pixels; pass --size, such as --size 64, or 64x96: height x width"
+            f"folder:{path} needs a size in pixels; pass --size 64, in Python size=64; or 64x96: height x width"
         )
     height, width = height_width(size)
     if not SMALLEST <= min(height, width) <= max(height, width) <= LARGEST:

@@ -17,6 +17,7 @@ from pixelpart.config import (
     DEFAULT_STEP_SIZE,
     Config,
     MaskConfig,
+    levels_hint,
     parse_fraction,
     write_fraction,
 )
@@ -214,7 +215,7 @@ def in_range(what: str, value: Any, *, most: float = 1) -> float:
         raise UserError(f"{what} is a {type(value).__name__}; evaluate takes one number for all pixels, such as 8/255")
     number = float(value)
     if not 0 < number <= most:
-        hint = f"; {number:g} of 255 levels is {number:g}/255" if most == 1 and 1 < number <= 255 else ""
+        hint = levels_hint(number) if most == 1 else ""
         limit = f" and at most {most:g}" if most < math.inf else ""
         raise UserError(f"{what} {number:g} is out of range: choose a number above 0{limit}{hint}")
     return number

@@ -110,6 +110,8 @@ def load_target(
         model = load_archive(Path(subject), device=place)
     else:
         model = subject if kind == "module" else make_model(subject, device=place)
+    if config is not None and dataset is not None:
+        _check_class_count(str(data), dataset, config)
     _check_dtype(model)
 
     tags = {
@@ -265,6 +267,14 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
         raise UserError(
             f"data is a {type(data).__name__}; give the name of a data set or a pair (images, labels)"
         ) from None
+
+
+def _check_class_count(name: str, dataset: sets.DataSet, config: Config) -> None:
+    """A UserError if a data set has more classes than a run's model."""
+    known = sets.SETS.get(config.dataset)
+    classes = known.num_classes if known else config.num_classes  # 0 in old runs
+    if classes and dataset.num_classes > classes:
+        raise UserError(f"{name} has {dataset.num_classes} classes, the model {classes}")
 
 
 def _check_dtype(model: nn.Module) -> None:

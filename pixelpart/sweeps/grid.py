@@ -44,7 +44,7 @@ def read_grid(path: Path) -> Grid:
         file = GridFile.model_validate(parse_toml(read_text(path)))
         return Grid(_jobs(file), file.threads, file.slurm)
     except ValidationError as error:
-        raise UserError(f"{path}: {validation_message(error)}") from None
+        raise UserError(f"{path}: {validation_message(error, fields=list(GridFile.model_fields))}") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:

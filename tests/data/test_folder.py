@@ -318,7 +318,7 @@ def test_test_classes_must_be_training_classes(base):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (0, "pass --size"),
+        (0, "pass --size 64, in Python size=64"),
         (4, "out of range; choose 8 to 1024"),
         ("16x4", "16x4 .* out of range"),
         ("big", "'big' is not a number of pixels"),
