@@ -263,7 +263,7 @@ class Trainer:
     def check_collapse(self) -> None:
         """Logs once if the unaveraged model predicts a single class in two epochs in a row; an average lags behind it.
 
-        An untrained model does so too, and so may one that learns, for an epoch or during burn-in and eps ramp.
+        An untrained model does so too, and so may one that learns, for an epoch or during the eps ramp.
         """
         config, epoch = self.config, self.position.epoch
         if self.position.step < COLLAPSE_STEPS:
@@ -271,7 +271,7 @@ class Trainer:
         x, y = self.probe_sets[self.measured_on]
         before, view = self.collapsed_to, self.state.attack_view()
         self.collapsed_to = metrics.collapsed_class(view, x, y, chunk=self.chunk)
-        first = max(config.burn_in.epochs, config.eps_ramp, min(config.epochs // 10, 5))
+        first = max(config.eps_ramp, min(config.epochs // 10, 5))
         lasts = before is not None and self.collapsed_to is not None
         if lasts and first < epoch < config.epochs and not self.collapse_reported:
             self.collapse_reported = True

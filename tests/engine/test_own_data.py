@@ -266,20 +266,20 @@ def test_a_model_that_predicts_one_class_is_reported_as_collapsed_but_not_its_av
 @pytest.mark.parametrize(
     ("predicted", "reported"),
     [
-        ((3, 3, None, 1, None, None), {}),  # in burn-in, and in a single epoch
-        ((3, 3, 3, 1, None, 2, None), {3: 3}),  # once, in the first epoch after burn-in
+        ((3, 3, None, 1, None, None), {}),  # while eps grows, and in a single epoch
+        ((3, 3, 3, 1, None, 2, None), {3: 3}),  # once, in the first epoch after that
         ((None, None, 2, 0, 1, 4), {4: 0, 6: 4}),  # once, and at the end
         ((None, None, None, None, None, 4), {6: 4}),
     ],
 )
-def test_collapse_is_reported_if_it_lasts_after_burn_in_and_at_the_end(tmp_path, monkeypatch, predicted, reported):
+def test_collapse_is_reported_if_it_lasts_after_the_eps_ramp_and_at_the_end(tmp_path, monkeypatch, predicted, reported):
     some = tuple(tensor[:96] for tensor in data.shapes.generate("train"))
     monkeypatch.setattr(data, "load", lambda name, **_: some)
     module, classes = sys.modules["pixelpart.engine.train"], iter(predicted)
     monkeypatch.setattr(module, "COLLAPSE_STEPS", 1)
     monkeypatch.setattr(module.metrics, "collapsed_class", lambda *_, **__: next(classes))
     small = {"model": "tiny-cnn", "epochs": len(predicted), "holdout": 64, "probe": 32, "attack": {"steps": 1}}
-    config = config_from(small | {"burn_in": {"epochs": 2}}, source="test")
+    config = config_from(small | {"eps_ramp": 2}, source="test")
     run = train(config, tmp_path / "run", screen=Screen(quiet=True))
     found, epoch = {}, 0
     for line in (run.dir / "log.txt").read_text().splitlines():
