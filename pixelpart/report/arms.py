@@ -17,8 +17,7 @@ from pixelpart.evaluation.store import read_flags, read_labels
 from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
 from pixelpart.report.formatting import describe_images, fraction
 from pixelpart.report.run import Marked, Measurement, ReportedRun
-from pixelpart.sweeps.table import differing
-from pixelpart.sweeps.work import Job
+from pixelpart.sweeps.table import differing_runs
 
 Fields = dict[str, Any]  # those in which runs differ, by dotted name
 
@@ -135,18 +134,8 @@ def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
 
 
 def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:
-    """The fields in which the runs differ, by run folder; None where a run does not use the field.
-
-    Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
-    """
-    configs = [run.config.model_copy(update={"init_from": ""} if _is_fork_of_sibling(run) else {}) for run in runs]
-    found = differing([Job(config) for config in configs])
-    return {run.path: fields for run, fields in zip(runs, found, strict=True)}
-
-
-def _is_fork_of_sibling(run: ReportedRun) -> bool:
-    parent = Path(run.config.init_from.rpartition("@")[0]).name
-    return bool(parent) and (run.path.parent / parent).is_dir()
+    """See `differing_runs`."""
+    return differing_runs({run.path: run.config for run in runs})
 
 
 def name_by_fields(groups: Sequence[Sequence[ReportedRun]], fields: Mapping[Path, Fields]) -> list[str]:

@@ -73,22 +73,26 @@ def arms(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     return found
 
 
-def settings_of_runs(configs: Mapping[Path, Config]) -> dict[Path, str]:
-    """By run folder, the fields in which runs of one recipe differ, apart from the seed.
+def differing_runs(configs: Mapping[Path, Config]) -> dict[Path, Row]:
+    """The fields in which the configs of runs differ, by run folder; None where a run does not use the field.
 
     Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
     """
-    recipes: dict[str, dict[Path, Job]] = {}
+    jobs = []
     for path, config in configs.items():
         parent = Path(config.init_from.rpartition("@")[0]).name
         shared = bool(parent) and (path.parent / parent).is_dir()
-        job = Job(config.model_copy(update={"init_from": ""}) if shared else config)
-        recipes.setdefault(config.recipe, {})[path] = job
-    return {
-        path: _label(fields, seed=False)
-        for jobs in recipes.values()
-        for path, fields in zip(jobs, differing(list(jobs.values())), strict=True)
-    }
+        jobs.append(Job(config.model_copy(update={"init_from": ""}) if shared else config))
+    return dict(zip(configs, differing(jobs), strict=True))
+
+
+def settings_of_runs(configs: Mapping[Path, Config]) -> dict[Path, str]:
+    """By run folder, the fields in which runs of one recipe differ, apart from the seed."""
+    recipes: dict[str, dict[Path, Config]] = {}
+    for path, config in configs.items():
+        recipes.setdefault(config.recipe, {})[path] = config
+    found = [differing_runs(group).items() for group in recipes.values()]
+    return {path: _label(fields, seed=False) for group in found for path, fields in group}
 
 
 def _label(fields: Row, *, seed: bool = True) -> str:
