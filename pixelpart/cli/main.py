@@ -47,7 +47,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    # OpenMP's threads wait for one another by spinning: two commands at once would take 20 times as long as one.
+    # OpenMP's threads wait for one another by spinning: two commands at once would take 18 times as long as one.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     args = list(sys.argv[1:] if args is None else args)
     code = None

@@ -83,11 +83,10 @@ def check_plans(configs: Sequence[Config]) -> None:
         maps = (config.mask.source, config.mask.layer, config.mask.rule == "none")
         groups.setdefault((config.model, name), {})[maps] = config
     for (network, name), group in groups.items():
-        model = build_model(next(iter(group.values())))
-        if not is_user_code(network):
-            model = model.to("meta")  # finds its layers without computing
+        device = "cpu" if is_user_code(network) else "meta"  # finds its layers without computing
+        model = build_model(next(iter(group.values()))).to(device)
         for config in group.values():
-            _check_maps(model, config, sets[name])
+            _check_maps(model, config, sets[name], device=device)
 
 
 def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
@@ -111,11 +110,11 @@ def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
     return burn_in, Phase(name, eps=config.eps, mask=mask, **_method(config, main, dataset.num_classes))
 
 
-def _check_maps(model: Classifier, config: Config, dataset: DataSet) -> None:
+def _check_maps(model: Classifier, config: Config, dataset: DataSet, *, device: str = "cpu") -> None:
     """UserError if the network does not have the maps that the mask reads."""
     names = config.mask
     if names.source in masks.MAPS and (names.rule != "none" or names.layer != "features"):
-        some = torch.zeros(2, *dataset.shape, device=next(model.parameters()).device)
+        some = torch.zeros(2, *dataset.shape, device=device)
         masks.cam(model, some, method=names.source, layer=names.layer)
 
 

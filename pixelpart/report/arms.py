@@ -134,7 +134,7 @@ def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
 
 
 def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:
-    """See `differing_runs`."""
+    """The fields in which the runs differ, by run folder."""
     return differing_runs({run.path: run.config for run in runs})
 
 

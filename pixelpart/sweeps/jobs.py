@@ -112,10 +112,12 @@ def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Ta
     runs: dict[str, list[Job]] = {}
     for job in jobs:
         runs.setdefault(job.id, []).append(job)
-    for id, asked in runs.items():
-        _require_same_run(asked[0], RunFolder(out / "runs" / id))
-    missing = {id: tuple(job for job in asked if not JobFiles(out, id).is_done(job)) for id, asked in runs.items()}
-    tasks = [Task(out.resolve(), id, asked[0].config, asked, device=device) for id, asked in missing.items() if asked]
+    tasks = []
+    for id, group in runs.items():
+        _require_same_run(group[0], RunFolder(out / "runs" / id))
+        missing = tuple(job for job in group if not JobFiles(out, id).is_done(job))
+        if missing:
+            tasks.append(Task(out.resolve(), id, missing[0].config, missing, device=device))
     return share_burn_ins(tasks)
 
 

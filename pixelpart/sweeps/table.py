@@ -127,15 +127,15 @@ def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | N
     from pixelpart.evaluation.store import read_entries
 
     spec = parse_attack(attack)
-    asked = {
+    requested = {
         "attack": attack, "checkpoint": job.checkpoint, "split": job.split, "eps": spec.eps, "seed": spec.seed,
     }  # fmt: skip
-    asked |= {"n": job.images} if job.images else {}
+    requested |= {"n": job.images} if job.images else {}
     entries = read_entries(folder) if folder else []
     matching = [
         entry
         for entry in entries
-        if all(entry.get(name) == value for name, value in asked.items())
+        if all(entry.get(name) == value for name, value in requested.items())
         if entry.get("settings", {}).get("step_size", job.step_size) == job.step_size
     ]
     return max(matching, key=lambda entry: entry["n"], default=None)

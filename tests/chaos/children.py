@@ -72,15 +72,21 @@ def start(work, log):
 
 def wait(pid, seconds=SECONDS):
     """The exit code of a child, which is killed if it takes longer: then that of SIGXCPU, which nothing else sends."""
+    code = exit_code(pid, seconds)
+    return -signal.SIGXCPU if code is None else code
+
+
+def exit_code(pid, seconds):
+    """The exit code of a child that ends within some seconds; otherwise it is killed, and the result is None."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.001)
+        time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return -signal.SIGXCPU
+    return None
 
 
 def run(work, log):
@@ -102,16 +108,8 @@ def command(args, log, *, folder=None):
 
 def kill_after(work, seconds, log):
     """Starts the work and sends SIGKILL after some seconds; its exit code, -9 if it was killed."""
-    pid = start(work, log)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.0005)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = exit_code(start(work, log), seconds)
+    return -signal.SIGKILL if code is None else code
 
 
 def kill_in_call(work, place, name, number, log, *, after):

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -20,8 +22,11 @@ NATURAL = {"U6": 1260, "U7": 1230, "U7.5": 1210, "U8": 1190, "U9": 1150, PART: 1
 ROBUST = {"U6": 800, "U7": 850, "U7.5": 871, "U8": 890, "U9": 921, PART: 880}
 
 
-def add_run(root, label, seed, shift=0):
-    """A finished run of this arm: the first images are classified correctly, `shift` more under attack."""
+def add_run(root, label, seed, shift=0, autoattack=None):
+    """A finished run of this arm: the first images are classified correctly, `shift` more under attack.
+
+    With `autoattack`, that attack was run too, and leaves this many images fewer than apgd.
+    """
     own = load("study")
     config = own.arms(own.scales["paper"])[label].model_copy(update={"seed": seed})
     folder = root / f"{label.replace('|', '-')} {seed}"
@@ -29,7 +34,10 @@ def add_run(root, label, seed, shift=0):
     (folder / "config.json").write_text(config.to_json())
     rows = (metrics_row(epoch, budget_mean=config.eps, seconds=1.0) for epoch in range(1, config.epochs + 1))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for attack, correct in (("natural", NATURAL[label]), ("apgd", ROBUST[label] + shift)):
+    correct_under = {"natural": NATURAL[label], "apgd": ROBUST[label] + shift}
+    if autoattack is not None:
+        correct_under["autoattack"] = ROBUST[label] + shift - autoattack
+    for attack, correct in correct_under.items():
         spec, flags = parse_attack(attack), np.arange(N) < correct
         key = hashlib.sha256(f"{folder} {attack}".encode()).hexdigest()[:32]
         entry = {
@@ -126,6 +134,24 @@ def test_d_is_the_distance_from_a_weighted_quadratic_and_further_seeds_are_not_u
     assert 0 < low < found["interval"][0] < found["interval 90 %"][0] < found["estimate"] < high
     assert "| 8\\|7 CAM | 8 | 2000 |" in text
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_has_the_intervals_that_decide_and_judges_the_checks(runs, study, monkeypatch):
+    root = runs()
+    for label, fewer in (("U8", 2), ("U7.5", 2), (PART, 3)):  # of 2,000 images: 0.10, 0.10 and 0.15 points
+        shutil.rmtree(root / f"{label.replace('|', '-')} 104")
+        add_run(root, label, 104, autoattack=fewer)
+    _, text, folder = study("--from", root)
+    found = json.loads((folder / "result.json").read_text())["analysis"]
+    d = found["distances"][PART]
+    for name in ("interval 90 %", "interval 97.5 %"):
+        assert "| [{:+.2f}, {:+.2f}] |".format(*(100 * end for end in d[name])) in text
+    assert found["apgd minus AutoAttack"] == pytest.approx({"U8": 0.1, "U7.5": 0.1, PART: 0.15})
+    assert "| largest difference between arms |  | 0.050, not less than 0.05 |" in text
+    shown = re.search(r"([\d.]+)% of 20 studies .*; (inside|outside) 3.5 to 6.5 %", text)
+    assert shown[2] == ("inside" if 3.5 <= float(shown[1]) <= 6.5 else "outside")
+    monkeypatch.setattr(distances, "ALARMS", (1.1, 1.2))
+    assert "; outside 3.5 to 6.5 %" in study("--from", root)[1]
 
 
 def test_fewer_seeds_are_not_a_way_to_look_early(runs, study, capsys):

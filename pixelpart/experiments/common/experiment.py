@@ -177,9 +177,9 @@ class Runner:
     def results(self, arms: Arms, found: Found) -> Results:
         """What the runs have of the experiment's columns, by default those of their attacks."""
         own, listed = self.experiment, experiments.EXPERIMENTS[self.name]
-        asked = dict.fromkeys(attack for runs in found.values() for job, _ in runs for attack in job.attacks)
-        columns = list(own.columns(self.scale)) if own.columns else [*asked] or [*self.attacks]
-        read = (*columns, *asked, *own.reads)
+        requested = dict.fromkeys(attack for runs in found.values() for job, _ in runs for attack in job.attacks)
+        columns = list(own.columns(self.scale)) if own.columns else [*requested] or [*self.attacks]
+        read = (*columns, *requested, *own.reads)
         runs = {label: [read_run(job, folder, read) for job, folder in group] for label, group in found.items()}
         return Results(
             self.name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
