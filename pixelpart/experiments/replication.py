@@ -36,12 +36,13 @@ def verdict(claim: Claim) -> str:
     """Whether an arm's difference from its baseline is that of the paper; "" without both."""
     if claim.ours is None or claim.paper is None:
         return ""
-    _, low, high = claim.ours
-    if claim.seeds < SEEDS:
+    ours, low, high = claim.ours
+    if len(claim.seeds) < SEEDS:
         return "undecided (few seeds)"
+    inside = low <= claim.paper <= high
     if low > 0 < claim.paper or high < 0 > claim.paper:
-        return "replicated"
-    return "undecided" if low <= claim.paper <= high else "contradicted"
+        return "replicated" + ("" if inside else ", larger" if abs(ours) > abs(claim.paper) else ", smaller")
+    return "undecided" if inside else "contradicted"
 
 
 def analyse(results: Results, runner: Runner) -> list[Table]:
@@ -75,6 +76,7 @@ EXPERIMENT = Experiment(
         "s: epochs for which a mask is stored; fresh: a mask for every batch. Late decay: the learning rate falls only "
         "in the last epoch. As released: rule official, each image with the mask of another, late decay.",
         f"Consistent: within ±1.96 s √(1/k + 1/3) of the paper. With {SEEDS} seeds or more, a difference is replicated "
-        "if its 95 % interval excludes 0 on the paper's side, contradicted if it excludes the paper's difference.",
+        "if its 95 % interval excludes 0 on the paper's side (larger, smaller: and the paper's difference too), else "
+        "contradicted if it excludes the paper's difference.",
     ),
 )

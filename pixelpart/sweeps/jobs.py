@@ -5,7 +5,7 @@ Jobs are found again by their identity, so that the same call starts only what i
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,16 +148,25 @@ def _state(job: Job, files: JobFiles) -> JobState:
     return JobState(job, files.run.path, state, last_line(files.error) if state == "failed" else "")
 
 
-def find_runs(jobs: Iterable[Job], root: Path) -> dict[str, Path]:
-    """The folders of finished runs below `root`, by the ids of the jobs."""
+def find_runs(jobs: Iterable[Job], root: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Path]:
+    """The folders of finished runs below `root`, by the ids of the jobs.
+
+    Of several with one id, the one with flags of the most attacks, then the first by name. `say` gets a line for each
+    fork whose parent is not there, since it is then unknown which run it is.
+    """
     wanted, found = {job.id for job in jobs}, dict[str, Path]()
-    for path in sorted(root.rglob("config.json")):
-        folder = RunFolder(path.parent)
+    paths = (path.parent for path in root.rglob("config.json"))
+    for path in sorted(paths, key=lambda path: (-len([*path.glob("eval/*.npy")]), path)):
+        folder = RunFolder(path)
         with contextlib.suppress(UserError):
             config = folder.read_config()
-            id = identity(config, folder=folder.path)
+            try:
+                id = identity(config, folder=path)
+            except UserError as error:
+                say(f"not used: {path}, a fork of {config.init_from}: {error}")
+                continue
             if id in wanted - found.keys() and _epochs(folder) == config.epochs:
-                found[id] = folder.path
+                found[id] = path
     return found
 
 

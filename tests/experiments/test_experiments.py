@@ -16,8 +16,8 @@ from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import crossed_bootstrap
 from pixelpart.experiments import replication
-from pixelpart.experiments.common import paper
-from pixelpart.experiments.common.experiment import load, run_experiment
+from pixelpart.experiments.common import paper, tables
+from pixelpart.experiments.common.experiment import FOUR, load, run_experiment
 from pixelpart.experiments.common.intervals import accuracy_interval, crossed_interval, minus_paper
 from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs, read_run
 from pixelpart.experiments.common.scales import SCALES, Scale
@@ -123,6 +123,8 @@ def test_minus_paper_by_hand():
     [
         ((0.9, 0.2, 1.6), 0.84, 3, "replicated"),
         ((-0.9, -1.6, -0.2), -0.84, 3, "replicated"),
+        ((0.5, 0.2, 0.8), 0.84, 3, "replicated, smaller"),
+        ((-1.2, -1.5, -0.9), -0.84, 3, "replicated, larger"),
         ((0.9, 0.2, 1.6), 0.84, 2, "undecided (few seeds)"),
         ((0.5, -0.2, 1.2), 0.84, 3, "undecided"),
         ((-0.1, -0.8, 0.6), 0.84, 3, "contradicted"),
@@ -132,7 +134,7 @@ def test_minus_paper_by_hand():
     ],
 )
 def test_verdict_on_a_difference_of_the_paper(ours, paper, seeds, expected):
-    assert replication.verdict(Claim("a", "b", "natural", ours, paper, seeds)) == expected
+    assert replication.verdict(Claim("a", "b", "natural", ours, paper, [*range(seeds)])) == expected
 
 
 def test_cells_of_the_paper_are_consistent_within_the_interval_of_the_difference():
@@ -243,9 +245,9 @@ def test_runs_of_other_experiments_are_found_with_their_seeds_unless_the_number_
         return [cell.strip() for cell in line.split("|")[2:]]
 
     found = row()
-    assert (found[0], "seed" in found[3], found[4].endswith("], 1 seed")) == ("2", False, True)  # natural, pgd1
+    assert (found[0], "seed" in found[3], found[4].endswith("], seed 0")) == ("0, 1", False, True)  # natural, pgd1
     again += ["--seeds", "1"]
-    assert (row()[0], "seed" in " ".join(row())) == ("1", False)
+    assert (row()[0], "seed" in " ".join(row())) == ("0", False)
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -300,13 +302,20 @@ def test_docs_list_every_experiment_as_the_command_does():
     assert [row for row in rows if row not in page.splitlines()] == []
 
 
-def test_a_claim_counts_the_seeds_that_have_its_column():
+def test_a_claim_is_made_on_the_seeds_for_which_both_sides_have_flags():
     def run(seed, *columns):
         flags = {column: np.arange(50) < 20 + seed for column in columns}
-        values = {column: 100 * float(right.mean()) for column, right in flags.items()}
-        return RunResult(seed, Path(), values, {}, flags, {}, 8.0, 1.0, 50)
+        return RunResult(seed, Path(), {"natural": 40.0 + 2 * seed}, {}, flags, {}, 8.0, 1.0, 50)
 
-    runs = {"a": [run(k, "natural", *["autoattack"] * (k == 0)) for k in range(3)]}
-    runs["b"] = [run(k, "natural", "autoattack") for k in range(1, 4)] + [run(0, "autoattack")]
-    results = Results("replication", "", "-", "paper", "cifar10", [], {}, runs, {}, [], {})
-    assert [results.claim("a", "b", column).seeds for column in ("natural", "autoattack")] == [2, 1]
+    runs = {"a": [run(0, "natural", "autoattack"), run(1, "natural"), run(2, "natural"), run(4)]}
+    runs["b"] = [run(0, "autoattack"), *(run(k, "natural", "autoattack") for k in range(1, 5))]
+    results = Results("replication", "", "-", "paper", "cifar10", [*FOUR], {}, runs, {}, [("a", "b")], {})
+    claims = {column: results.claim("a", "b", column) for column in FOUR}
+    assert {column: claim.seeds for column, claim in claims.items() if claim.ours} == {
+        "natural": [1, 2], "autoattack": [0],
+    }  # fmt: skip
+    (table,) = tables.claims(results)
+    assert table.head == ["difference", "seeds", "natural", "autoattack"]
+    assert table.rows[0][:2] == ["a - b", "0 to 2"]
+    assert [cell.partition("], ")[2] for cell in table.rows[0][2:]] == ["seeds 1, 2", "seed 0"]
+    assert tables.SEED_NOTE in tables.markdown(results, [table])

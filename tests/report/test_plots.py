@@ -55,7 +55,7 @@ def test_arms_whose_folders_share_no_name_are_named_by_the_fields_that_differ(me
 
 
 def test_the_plane_shows_whole_intervals_of_arms_that_lie_close_together():
-    cells = [Cell([40.0, 46.0], mean, (mean - 8, mean + 8)) for mean in (43.0, 43.3)]
+    cells = [Cell([0, 1], [40.0, 46.0], mean, (mean - 8, mean + 8)) for mean in (43.0, 43.3)]
     low, high = _limits(cells)
     assert low < 35
     assert high > 51.3

@@ -129,6 +129,21 @@ def test_finished_runs_are_found_by_identity(config, quiet, tmp_path):
     (tmp_path / "config.json").write_text("no config")
     jobs = [Job(config()), Job(config(seed=1))]
     assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "b" / "mine"}
+    (tmp_path / "c" / "mine" / "eval").mkdir()
+    (tmp_path / "c" / "mine" / "eval" / "flags.npy").touch()
+    assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "c" / "mine"}  # that with flags
+
+
+def test_forks_whose_parent_is_not_there_are_reported(config, tmp_path):
+    folder = RunFolder(tmp_path / "fork")
+    folder.write_config(config(init_from="runs/mine@1"))
+    folder.write_metrics([metrics_row(epoch) for epoch in (2, 3)])
+    lines = []
+    assert find_runs([Job(config())], tmp_path, lines.append) == {}
+    assert lines == [f"not used: {folder.path}, a fork of runs/mine@1: runs/mine is not a run folder: no such folder"]
+    RunFolder(tmp_path / "mine").write_config(config())
+    assert find_runs([Job(config())], tmp_path, lines.append) == {Job(config()).id: folder.path}
+    assert len(lines) == 1
 
 
 def test_deleted_run_is_trained_again(job, quiet, tmp_path):

@@ -122,7 +122,7 @@ class Runner:
         }
         every = [job for group in jobs.values() for job in group]
         if self.source is not None:
-            folders = find_runs(every, self.source)
+            folders = find_runs(every, self.source, self.settings["screen"].say)
         else:
             chosen = [job for label, group in jobs.items() if not self.only or label in self.only for job in group]
             states = run_jobs(chosen, self.out, **self.settings) if chosen else []

@@ -56,7 +56,8 @@ class RunResult:
 class Cell:
     """A column of an arm: the mean over seeds with its 95 % interval, the paper's number, ours minus paper's."""
 
-    values: list[float]
+    seeds: list[int]
+    values: list[float]  # by seed
     mean: float
     interval: tuple[float, float] | None
     paper: Number | None = None
@@ -72,7 +73,7 @@ class Claim:
     column: str
     ours: tuple[float, float, float] | None  # in points
     paper: float | None
-    seeds: int  # that both have
+    seeds: list[int]  # that both have, with flags
 
 
 @dataclass
@@ -107,11 +108,11 @@ class Results:
         runs = [run for run in self.runs.get(arm, []) if column in run.values]
         paper = self.paper.get(arm, {}).get(SAME_AS_IN_PAPER.get(column, column))
         if not runs:
-            return Cell([], math.nan, None, paper) if paper else None
+            return Cell([], [], math.nan, None, paper) if paper else None
         values = [run.values[column] for run in runs]
         mean = fmean(values)
         apart = minus_paper(mean, len(values), column, paper) if self.scale == "paper" else None
-        return Cell(values, mean, _interval(runs, column), paper, apart)
+        return Cell([run.seed for run in runs], values, mean, _interval(runs, column), paper, apart)
 
     def flags(self, arm: str, column: str) -> PerImage:
         """(seeds, images)."""
@@ -122,18 +123,17 @@ class Results:
         return [self.claim(arm, base, column) for arm, base in pairs for column in self.columns]
 
     def claim(self, arm: str, baseline: str, column: str) -> Claim:
-        """On the seeds that both have."""
-        ours, theirs = ({run.seed: run for run in self.runs[label]} for label in (arm, baseline))
-        seeds = [s for s in ours if s in theirs and column in ours[s].values and column in theirs[s].values]
-        found = None
-        if seeds and all(column in side[seed].flags for side in (ours, theirs) for seed in seeds):
-            a, b = (np.stack([side[seed].flags[column] for seed in seeds]) for side in (ours, theirs))
-            found = apart(a, b) if a.shape == b.shape else None
+        """On the seeds for which both have flags."""
+        groups = (self.runs[label] for label in (arm, baseline))
+        ours, theirs = ({run.seed: run.flags[column] for run in runs if column in run.flags} for runs in groups)
+        seeds, found = [seed for seed in ours if seed in theirs], None
+        if len({len(side[seed]) for side in (ours, theirs) for seed in seeds}) == 1:  # images
+            found = apart(*(np.stack([side[seed] for seed in seeds]) for side in (ours, theirs)))
         name = SAME_AS_IN_PAPER.get(column, column)
         numbers = [self.paper.get(label, {}).get(name) for label in (arm, baseline)]
         known = [number[0] for number in numbers if number]
         papers = known[0] - known[1] if len(known) == 2 else None
-        return Claim(arm, baseline, column, found, papers, len(seeds))
+        return Claim(arm, baseline, column, found, papers, seeds)
 
     def as_json(self) -> dict[str, Any]:
         cells = {arm: {column: self.cell(arm, column) for column in self.columns} for arm in self.arms}

@@ -50,7 +50,7 @@ def markdown(results: Results, tables: Sequence[Table]) -> str:
     what = f"{results.number}; " if results.number != "-" else ""
     lead = f"{what}scale {results.scale}, {results.data}" if results.runs else what.rstrip("; ")
     notes = [*results.notes]
-    if results.baselines and max(map(len, results.runs.values()), default=0) == 1:
+    if any(len(claim.seeds) == 1 for claim in results.claims()):
         notes.append(SEED_NOTE)
     if results.scale != "paper" and results.paper and results.runs:
         notes.append("The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable.")
@@ -64,12 +64,11 @@ def accuracies(results: Results) -> Table:
     rows = []
     for arm, runs in results.runs.items():
         budget = mean_of(run.budget for run in runs)
-        row = [arm, str(len(runs) or ""), str(runs[0].n or "") if runs else "", number(budget)]
+        seeds = [run.seed for run in runs]
+        row = [arm, counted(seeds), str(runs[0].n or "") if runs else "", number(budget)]
         for column in results.columns:
             cell = results.cell(arm, column)
-            text = written(cell)
-            if cell and 0 < len(cell.values) < len(runs):  # found with --from, and not attacked alike
-                text += f", {len(cell.values)} seed{'s' * (len(cell.values) > 1)}"
+            text = written(cell) + (_of_seeds(cell.seeds, seeds) if cell else "")
             row += [text, _paper(cell)] if shown[column] else [text]
         rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
     head = ["arm", "seeds", "n", "budget", *_with_paper(shown), "training, s"]
@@ -87,26 +86,39 @@ def minus_paper(results: Results) -> list[Table]:
 
 
 def claims(results: Results) -> list[Table]:
-    """Each arm minus its baseline, next to the same difference in the paper."""
+    """Each arm minus its baseline on the seeds that both have, next to the same difference in the paper."""
     found = {(claim.arm, claim.baseline, claim.column): claim for claim in results.claims()}
     columns = [c for c in results.columns if any(x.ours or x.paper for x in found.values() if x.column == c)]
     shown = {c: any(x.paper is not None for x in found.values() if x.column == c) for c in columns}
     rows = []
     for arm, base in dict.fromkeys((arm, base) for arm, base, _ in found):
-        row = [f"{arm} - {base}"]
+        seeds = sorted({seed for column in columns for seed in found[arm, base, column].seeds})
+        row = [f"{arm} - {base}", counted(seeds)]
         for column in columns:
             claim = found[arm, base, column]
-            row.append(signed(*claim.ours) if claim.ours else "")
+            row.append(signed(*claim.ours) + _of_seeds(claim.seeds, seeds) if claim.ours else "")
             if shown[column]:
                 row.append("" if claim.paper is None else f"{claim.paper:+.2f}")
         rows.append(row)
-    head = ["difference", *_with_paper(shown)]
+    head = ["difference", "seeds", *_with_paper(shown)]
     return [Table("Differences between arms, points [95 % interval]", head, rows)] if rows and columns else []
 
 
 def _with_paper(shown: Mapping[str, bool]) -> list[str]:
     """The columns, each followed by "paper" if the paper's numbers are shown next to it."""
     return [name for column, papers in shown.items() for name in ([column, "paper"] if papers else [column])]
+
+
+def counted(seeds: Sequence[int]) -> str:
+    """0, 1 or 100 to 107."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def _of_seeds(seeds: Sequence[int], all_seeds: Sequence[int]) -> str:
+    """The seeds of a cell that does not have all, as of runs found with --from and not attacked alike."""
+    return f", seed{'s' * (len(seeds) > 1)} {counted(seeds)}" if 0 < len(seeds) < len(all_seeds) else ""
 
 
 def written(cell: Cell | None) -> str:
