@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 SEED ?= 0
 
-.PHONY: demo docs notebooks test chaos browser lint slow gpu clean
+.PHONY: demo docs results notebooks test chaos browser lint slow gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/pixelpart demo --out demo
@@ -13,6 +13,16 @@ demo: $(VENV)/.installed
 # into site/; a warning or a broken link is an error
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# the tables and figures of results/README.md again, from kept results, into experiments/results; half a minute on a CPU
+KEPT = $(BIN)/pixelpart experiment --quiet --out experiments/results
+results: $(VENV)/.installed
+	$(KEPT) study --scale paper --from results/study/runs
+	$(KEPT) sensitivity --scale paper --from results/sensitivity
+	$(KEPT) damage --scale paper --from results/study/runs
+	$(KEPT) frontier --from results/frontier-demo
+	$(KEPT) replication --scale paper --from results/replication
+	$(BIN)/python benchmarks/agreement.py --from results/agreement/*.json
 
 # writes the outputs of examples/*.ipynb anew
 notebooks: $(VENV)/.dev
@@ -55,4 +65,4 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo site
+	rm -rf $(VENV) demo experiments site

@@ -24,10 +24,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import pixelpart as pp
+from pixelpart.evaluation.statistics import crossed_bootstrap
 
 ALLOWED = 0.001  # accuracy above the reference and its spread
 CHUNK = 200  # images per task
@@ -181,19 +183,33 @@ def compare(done: dict[tuple[Any, ...], dict[str, Any]], runs: list[tuple[str, i
     }
 
 
+def difference(flags: dict[str, list[int]]) -> str:
+    """The mean of ours minus that of the reference, over seeds and images."""
+    ours, theirs = ([v for k, v in flags.items() if k.startswith(engine)] for engine in ("own", "reference"))
+    if min(len(ours), len(theirs)) < 2:
+        return ""
+    found = crossed_bootstrap(np.array(ours, dtype=bool), np.array(theirs, dtype=bool))
+    return f"{100 * found.estimate:+.2f} [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+
+
 def table(cases: dict[str, dict[str, Any]]) -> str:
-    seeds = f"{'ours, by seed':<24} {'reference, by seed':<24}"
-    lines = [f"{'model':<26} {'n':>5} {'natural':>8}  {seeds} {'CPU time':>9}  claim"]
+    """A line per case; "only ours": images robust under ours only, for each of our seeds and of the reference's."""
+    heads = ("ours, by seed", "reference", "only ours", "only reference", "difference, points [95 %]")
+    head = " ".join(f"{head:<16}" for head in heads)
+    lines = [f"{'model':<32} {'n':>5} {'natural':>8}  {head} {'CPU time':>9}  claim"]
     for name, row in cases.items():
         if row["n"] == 0:
-            lines.append(f"{name:<26} {0:>5}")
+            lines.append(f"{name:<32} {0:>5}")
             continue
-        ours, theirs = (" ".join(f"{accuracy:.2%}" for accuracy in row[engine]) for engine in ("own", "reference"))
+        cells = [" ".join(f"{accuracy:.2%}" for accuracy in row[engine]) for engine in ("own", "reference")]
+        only = (row[f"robust under {engine} only"] for engine in ("ours", "the reference"))
+        cells += ["; ".join(", ".join(map(str, counts)) for counts in by_seed) for by_seed in only]
+        cells.append(f"{difference(row['flags']):<25}")
         ratio = mean(row["cpu_seconds"]["own"]) / mean(row["cpu_seconds"]["reference"])
         verdict = f"{'holds' if row['holds'] else 'FAILS'} in the mean"
         verdict += f", for {sum(row['holds by seed'])} of {len(row['holds by seed'])} seeds"
-        figures = f"{row['n']:>5} {row['natural']:>8.2%}  {ours:<24} {theirs:<24} {ratio:>8.2f}x"
-        lines.append(f"{name:<26} {figures}  {verdict}")
+        figures = f"{row['n']:>5} {row['natural']:>8.2%}  {' '.join(f'{cell:<16}' for cell in cells)} {ratio:>8.2f}x"
+        lines.append(f"{name:<32} {figures}  {verdict}")
     return "\n".join(lines)
 
 
@@ -207,7 +223,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=6, help="no chunk is started after this time (default: 6)")
     parser.add_argument("--models", type=Path, default=Path("runs/agreement"), help="folder of the trained networks")
     parser.add_argument("--out", type=Path, default=Path("agreement.json"))
+    parser.add_argument("--from", dest="kept", nargs="+", type=Path, help="print the table of these files; run nothing")
     args = parser.parse_args()
+    if args.kept:
+        print(table({name: row for path in args.kept for name, row in json.loads(path.read_text())["cases"].items()}))
+        return
 
     deadline = time.monotonic() + 60 * args.minutes
     runs = [*(("own", seed) for seed in range(args.own_seeds)), *(("reference", seed) for seed in range(args.seeds))]

@@ -1,6 +1,8 @@
 """benchmarks/agreement.py: its claim and counts, and defences that hide gradients but hardly change images."""
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,17 @@ def test_the_claim_allows_a_tenth_of_a_point_above_the_reference_and_its_spread(
     line = agreement.table({"AT": row}).splitlines()[1]
     assert "FAILS in the mean" in line if not holds else "holds in the mean" in line
     assert line.endswith(f"for {sum(by_seed)} of {len(by_seed)} seeds")
+
+
+def test_the_table_of_kept_files_is_that_of_the_run(agreement, tmp_path, capsys, monkeypatch):
+    row = agreement.compare(done((302, 301, 300, 300)), RUNS, "AT")
+    (tmp_path / "kept.json").write_text(json.dumps({"cases": {"AT": row}}))
+    monkeypatch.setattr(sys, "argv", ["agreement.py", "--from", str(tmp_path / "kept.json")])
+    agreement.main()
+    table = capsys.readouterr().out
+    assert table == agreement.table({"AT": row}) + "\n"
+    line = " ".join(table.splitlines()[1].split())
+    assert "30.20% 30.10% 30.00% 30.00% 2, 2; 1, 1 0, 0; 0, 0 +0.15 [" in line
 
 
 def test_a_chunk_counts_when_all_runs_have_finished_it(agreement):
