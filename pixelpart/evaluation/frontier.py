@@ -248,6 +248,7 @@ def _combination(estimate: float, values: Sequence[Values], weights: Sequence[fl
         terms.append(weight**2 * max(float(by_run.var(ddof=1)), 1 / (s * n * n)) / s)
         z += weight * by_image
         rest = y - by_run[:, None] - (by_image - by_image.mean())
-        interplay += weight**2 * float(np.vdot(rest, rest)) / (s * (s - 1) * n * (n - 1))
+        squares = float(np.square(rest, out=rest).sum())  # np.vdot would wait for BLAS threads: 8x slower on busy cores
+        interplay += weight**2 * squares / (s * (s - 1) * n * (n - 1))
     df = sum(terms) ** 2 / sum(term**2 / (len(y) - 1) for term, y in zip(terms, values, strict=True))
     return Distance(estimate, sum(terms), float(z.var(ddof=1)) / n, interplay, df)
