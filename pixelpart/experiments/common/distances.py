@@ -85,13 +85,18 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
     results.analysis |= {
         "distances": found, "differences": {name: d.as_json() for name, d in apart.items()}, "deviation": deviation,
     }  # fmt: skip
+    control, secant = dict(zip(known, negative_control(uniform), strict=True)), secants(arms, others)
     checks = [
-        *([f"D of {label} from the others", str(d)] for label, d in zip(known, negative_control(uniform), strict=True)),
-        *([f"{label} - U7.5, along the secant from U7 to U8", str(d)] for label, d in secants(arms, others).items()),
+        *([f"D of {label} from the others", str(d)] for label, d in control.items()),
+        *([f"{label} - U7.5, along the secant from U7 to U8", str(d)] for label, d in secant.items()),
         ["deviation of y between seeds, points", f"{100 * deviation:.2f}"],
     ]
+    for name, known_distances in {"negative control": control, "secant": secant}.items():
+        results.analysis[name] = {label: d.as_json() for label, d in known_distances.items()}
     alike = seed_correlation(list(arms.values()), uniform)
-    checks += [] if math.isnan(alike) else [["correlation of y between the arms of a seed", f"{alike:.2f}"]]
+    if not math.isnan(alike):
+        checks.append(["correlation of y between the arms of a seed", f"{alike:.2f}"])
+        results.analysis["correlation"] = alike
     near = [label for label in others if found[label]["estimate"] is not None]
     if simulate and near:
         alarms = simulate_studies(StudyDesign.like([arms[near[0]]], uniform), studies=STUDIES)
