@@ -65,4 +65,4 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo experiments site
+	rm -rf $(VENV) demo experiments/results site
