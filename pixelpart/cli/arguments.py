@@ -211,13 +211,6 @@ def add_output(parser: Parser, *, json: str) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines of aligned columns."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = ("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in (head, *rows))
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def print_result(result: Any, *, as_json: bool) -> None:
     print(json.dumps(result.as_json(), indent=2) if as_json else result)
 

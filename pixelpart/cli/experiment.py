@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int, text_table
+from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int
 from pixelpart.errors import choose
 from pixelpart.experiments import EXPERIMENTS
 from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.tables import text_table
 
 
 def experiment(args: list[str]) -> int:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, text_table
+from pixelpart.cli.arguments import Parser
 from pixelpart.config import DEFAULT_EPS, write_fraction
 from pixelpart.errors import UserError
 from pixelpart.listing import ListedRun, Measured, check_deletable, delete_run, find_runs, is_run, read_run
 from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.tables import text_table
 from pixelpart.sweeps.table import settings_of_runs
 
 HEAD = ("run", "recipe", "seed", "settings", "epoch", "natural", "robust", "attack", "state")

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int, text_table
+from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int
 from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.tables import text_table
 
 if TYPE_CHECKING:
     from pixelpart.sweeps.work import Job

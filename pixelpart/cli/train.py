@@ -4,13 +4,14 @@ import re
 import shlex
 from pathlib import Path
 
-from pixelpart.cli.arguments import Parser, add_machine, text_table, use_threads
+from pixelpart.cli.arguments import Parser, add_machine, use_threads
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
 from pixelpart.config import Config, code_flags, read_config
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.recipes import METHODS, RECIPES
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
+from pixelpart.runtime.tables import text_table
 from pixelpart.runtime.world import is_first_process
 
 USAGE = """usage: pixelpart train RECIPE|FILE|RUN [options]

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.compare import align_columns, check_same_method, read_results
+from pixelpart.evaluation.compare import check_same_method, read_results
 from pixelpart.evaluation.result import FlagArray
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
 from pixelpart.runtime.progress import Progress, silent
+from pixelpart.runtime.tables import text_table
 
 LEVEL = 0.05
 MAX_SPLITS = 1000  # if there are more, that many are drawn at random
@@ -130,11 +131,6 @@ class CalibrationCase:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        m, cells = self.method, [["runs per side", "test", "reports a difference", "95 % interval"]]
-        for rate in self.simulated:
-            low, high = wilson(rate.different, rate.repeats)
-            times = f"{rate.share:.1%} of {rate.repeats:,} times"
-            cells.append([str(rate.seeds), rate.test, times, f"[{100 * low:.1f}, {100 * high:.1f}]"])
         lines = [
             f"{rate.seeds} against {rate.seeds} of these runs, {rate.test}: {rate.different} of {rate.repeats} splits "
             f"report a difference ({rate.share:.1%})"
@@ -142,12 +138,17 @@ class CalibrationCase:
         ]
         if self.attack and not lines:
             lines = ["with four or more runs, these are also compared with each other"]
-        head = f"{self.attack}, {self.runs} runs" if self.attack else "no runs given"
+        title, m = f"{self.attack}, {self.runs} runs" if self.attack else "no runs given", self.method
         method = (
             f"simulated: {m.images:,} images, accuracy {m.accuracy:.2%}, deviation between seeds {m.deviation:.2%}, "
             f"correlation {m.correlation:.3f}"
         )
-        return "\n".join([head, *lines, method, *align_columns(cells)])
+        head, cells = ["runs per side", "test", "reports a difference", "95 % interval"], []
+        for rate in self.simulated:
+            low, high = wilson(rate.different, rate.repeats)
+            times = f"{rate.share:.1%} of {rate.repeats:,} times"
+            cells.append([str(rate.seeds), rate.test, times, f"[{100 * low:.1f}, {100 * high:.1f}]"])
+        return "\n".join([title, *lines, method, text_table(head, cells)])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pixelpart.evaluation.statistics import MCNEMAR, Difference, difference, wil
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.evaluation.target import HELD_OUT, SPLITS
 from pixelpart.runs import RunFolder
+from pixelpart.runtime.tables import text_table
 
 # fields that two results must share for their flags to be about the same images under the same attack
 CONDITIONS = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
@@ -114,7 +115,8 @@ class Comparison:
 
     def __str__(self) -> str:
         first, second = self.groups
-        cells = [["attack", "eps", "n", first, second, f"{first} - {second}", "p", "test"]]
+        head = ["attack", "eps", "n", first, second, f"{first} - {second}", "p", "test"]
+        cells = []
         for row in self.rows:
             d, eps = row.difference, row.conditions.get("eps")
             radius = "norm" in row.conditions["settings"]  # of an l2 or l1 ball: not written as a fraction of 255
@@ -125,7 +127,7 @@ class Comparison:
                 str(row.conditions["n"]), *map(str, row.sides), points, p, f"{d.test} *" if row.warnings else d.test,
             ])  # fmt: skip
         lines = [f"{name}: {', '.join(map(str, folders))}" for name, folders in self.groups.items()]
-        lines += ["", *align_columns(cells), ""]
+        lines += ["", text_table(head, cells), ""]
         several = "; ± is the standard deviation between seeds" if self.rows[0].sides[0].deviation is not None else ""
         images = ", held-out images" if self.rows[0].conditions["split"] == HELD_OUT else ""
         lines.append(f"{self.checkpoint} checkpoint{images}; differences in percentage points, 95 % intervals{several}")
@@ -269,12 +271,6 @@ def _read_flags(attack: str, folders: Sequence[Path], entries: list[Entry]) -> F
             raise UserError(f"the flags of {attack} in {folder} are missing or corrupt; evaluate it again")
         rows.append(flags)
     return np.stack(rows)
-
-
-def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of left-aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def _listed(folders: Sequence[Path]) -> str:

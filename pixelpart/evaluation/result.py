@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.evaluation.entries import Entry
-from pixelpart.runtime.notebook import html_table
+from pixelpart.runtime.tables import html_table
 
 FlagArray = NDArray[np.bool_]  # (n,): which samples are classified correctly
 

@@ -10,7 +10,7 @@ from pixelpart.config import Config, code_flags, config_from
 from pixelpart.errors import UserError
 from pixelpart.runs.checkpoints import Facts, fill, load_checkpoint, read_facts
 from pixelpart.runs.folder import MetricsRow, RunFolder
-from pixelpart.runtime.notebook import html_table
+from pixelpart.runtime.tables import html_table
 
 if TYPE_CHECKING:
     from pixelpart.models import Classifier

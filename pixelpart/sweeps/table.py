@@ -10,6 +10,7 @@ from typing import Any
 from pixelpart.config import Config, flat
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
+from pixelpart.runtime.tables import text_table
 from pixelpart.sweeps.identity import unused
 from pixelpart.sweeps.work import Job
 
@@ -29,12 +30,10 @@ class Table(list[Row]):
 
     def __str__(self) -> str:
         """The columns that are not empty everywhere, accuracies with their intervals in %."""
-        from pixelpart.evaluation.compare import align_columns
-
         names = [
             n for n in self[0] if not n.endswith((" low", " high")) and any(row[n] not in (None, "") for row in self)
         ]
-        return "\n".join(align_columns([names, *([_shown(row, name) for name in names] for row in self)]))
+        return text_table(names, [[_shown(row, name) for name in names] for row in self])
 
 
 def _shown(row: Row, name: str) -> str:

@@ -1,7 +1,15 @@
-"""Objects as small tables in a notebook."""
+"""Small tables: as text, and as HTML for notebooks."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows as lines of aligned columns."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
 
 
 def html_table(rows: Iterable[Sequence[object]], *, head: Sequence[str] = (), notes: Iterable[str] = ()) -> str:
