@@ -13,7 +13,6 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from pixelpart.attacks.autoattack import Try
 from pixelpart.errors import UserError
@@ -77,9 +76,7 @@ class PartialResult:
     def __enter__(self) -> "PartialResult":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _files(self, path: Path) -> list[Path]:

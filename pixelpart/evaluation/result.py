@@ -1,7 +1,7 @@
 """What `evaluate` returns."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Outcome:
 class Result:
     """The outcome of every requested attack, by name and in that order: `result["pgd20"].accuracy`."""
 
-    outcomes: dict[str, Outcome] = field(repr=False)
+    outcomes: dict[str, Outcome]
 
     def __getitem__(self, attack: str) -> Outcome:
         return self.outcomes[attack]
@@ -75,9 +75,6 @@ class Result:
     @property
     def flags(self) -> dict[str, FlagArray]:
         return {name: outcome.right for name, outcome in self.outcomes.items()}
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def _repr_html_(self) -> str:
         rows: list[list[object]] = []
@@ -109,3 +106,5 @@ class Result:
             for warning in outcome.warnings:
                 warned.setdefault(warning, []).append(name)
         return "\n".join([*lines, *(f"* {', '.join(names)}: {warning}" for warning, names in warned.items())])
+
+    __repr__ = __str__

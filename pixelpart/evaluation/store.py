@@ -85,12 +85,11 @@ class ResultStore:
 
         Warnings about how the model was passed in come from this call, all others from the entry.
         """
-        matching = [entry for entry in self.entries if entry.get("key") == key.digest() and complete(entry)]
-        for entry in matching:
-            flags = read_flags(self.folder, entry) if self.folder else None
-            if flags is not None and agree(entry["probe"], key.probe):
+        for entry in self.entries:
+            flags = read_flags(self.folder, entry) if self.folder and entry.get("key") == key.digest() else None
+            if flags is not None and agree(entry.get("probe", []), key.probe):
                 self._write_labels(key.images)  # an older version kept none
-                kept = [warning for warning in entry["warnings"] if warning != TRAIN_MODE]
+                kept = [warning for warning in entry.get("warnings", []) if warning != TRAIN_MODE]
                 named = entry | self.target.tags | {"attack": attack, "warnings": [*self.target.warnings, *kept]}
                 if sealed(named) != entry:
                     self._write(sealed(named), flags)
@@ -249,15 +248,3 @@ def _read_npy(path: Path) -> NDArray[Any] | None:
 
 def _is_key(key: Any) -> bool:
     return isinstance(key, str) and re.fullmatch("[0-9a-f]{16,64}", key) is not None
-
-
-def complete(entry: Entry) -> bool:
-    """Whether an entry has probe, warnings and attack, each of the right type."""
-    probe, warnings = entry.get("probe"), entry.get("warnings")
-    return (
-        isinstance(entry.get("attack"), str)
-        and isinstance(probe, list)
-        and all(isinstance(number, int | float) for number in probe)
-        and isinstance(warnings, list)
-        and all(isinstance(line, str) for line in warnings)
-    )

@@ -85,6 +85,7 @@ class ResultEntry(Record):
     checkpoint: Text | None = None
     settings: dict[str, Any] = {}
     warnings: list[Text] = []
+    probe: list[Finite] = []
     seconds: NotNegative = 0.0
 
     @model_validator(mode="after")

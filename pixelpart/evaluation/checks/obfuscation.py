@@ -156,9 +156,9 @@ def autoattack_warnings(folder: Path, probe: Sequence[float], eps: float) -> lis
     return [
         warning
         for entry in store.read_entries(folder)
-        if store.complete(entry) and entry.get("eps") == eps and agree(entry["probe"], probe)
+        if entry.get("eps") == eps and agree(entry.get("probe", []), probe)
         if entry["attack"].partition("@")[0] in AUTOATTACKS
-        for warning in entry["warnings"]
+        for warning in entry.get("warnings", [])
     ]
 
 
