@@ -14,7 +14,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import project
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import MaskConfig
-from pixelpart.evaluation.attack_spec import EPS_LOW, INSIDE, THROUGH_MASK, WAYS, AttackSpec
+from pixelpart.evaluation.attack_spec import EPS_LOW, THROUGH_MASK, WAYS, AttackSpec
 from pixelpart.evaluation.explain import apply_policy
 from pixelpart.evaluation.images import ImageSet, errs_inside, start_images
 from pixelpart.models import Classifier
@@ -31,31 +31,18 @@ def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tens
     return apply_policy(model, x, y, mask, eps=1.0, eps_low=0.0).share >= 0.5
 
 
-def try_adaptive(
-    spec: AttackSpec, model: Classifier, view: Model, index: Tensor, x: Images, y: Labels, number: int
-) -> Flags:
-    """Which samples one try of an adaptive attack breaks; `view` gives gradients, `model` masks and verdicts."""
-    if spec.kind == INSIDE:
-        return _inside_ball(spec, model, view, index, x, y, number)
-    return _through_mask(spec, model, view, index, x, y, number)
-
-
-def _through_mask(
-    spec: AttackSpec, model: Classifier, view: Model, index: Tensor, x: Images, y: Labels, restart: int
-) -> Flags:
-    """PGD or MMA within eps where the clean image's mask is high, and within EPS_LOW elsewhere."""
+def attack_budget(spec: AttackSpec, model: Any, x: Images, y: Labels) -> Budget:
+    """eps; of an attack in THROUGH_MASK, eps where the clean image's mask is high and EPS_LOW elsewhere."""
+    if spec.kind not in THROUGH_MASK:
+        return spec.eps
     assert spec.mask is not None
-    budget = apply_policy(model, x, y, spec.mask, eps=spec.eps, eps_low=EPS_LOW).budget
-    kind = THROUGH_MASK[spec.kind]
-    start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
-    x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)
-    return errs_inside(model, x, x_adv, y, eps=budget)
+    return apply_policy(model, x, y, spec.mask, eps=spec.eps, eps_low=EPS_LOW).budget
 
 
-def _inside_ball(
+def try_inside(
     spec: AttackSpec, model: Classifier, view: Model, index: Tensor, x: Images, y: Labels, number: int
 ) -> Flags:
-    """Four attacks in turn, the first two pgdK and mmaK themselves: it breaks all that these break.
+    """Which samples one try of INSIDE breaks: four attacks in turn, the first two pgdK and mmaK themselves.
 
     The third is MMA that for half of its steps changes only the pixels that the mask marks as unimportant, for which
     training used a smaller budget, and then all pixels. The fourth is MMA with steps twice as long where the mask is

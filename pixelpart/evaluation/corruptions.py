@@ -234,5 +234,5 @@ class CorruptionRun:
             self.model,
             pictures,
             batch_size=self.batch_size,
-            report=lambda done, correct: self.progress("classifying", self.done + done, self.total, ""),
+            on_done=lambda done: self.progress("classifying", self.done + done, self.total, ""),
         ).numpy()

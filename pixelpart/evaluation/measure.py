@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.autoattack import Try, run_searches
 from pixelpart.attacks.search import budget_per_sample, is_correct
-from pixelpart.evaluation.adaptive import try_adaptive
-from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, AttackSpec
+from pixelpart.evaluation.adaptive import attack_budget, try_inside
+from pixelpart.evaluation.attack_spec import AUTOATTACKS, INSIDE, THROUGH_MASK, AttackSpec
 from pixelpart.evaluation.images import ImageSet, errs_inside, logits_of, start_images
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.runtime.progress import Progress, silent
@@ -33,10 +33,6 @@ Settled = Mapping[Try, bool]
 NOTHING: Settled = MappingProxyType({})
 
 
-def no_report(settled: int, correct: int) -> None:
-    """A report that shows nothing."""
-
-
 class Measured(NamedTuple):
     """The samples that remain correct, the attack as it ran, and how many remain after each of its searches."""
 
@@ -45,20 +41,20 @@ class Measured(NamedTuple):
     after_each: dict[str, int]
 
 
-def clean_logits(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: ImageProgress = no_report) -> Logits:
-    """The model's logits of all images as they are."""
-    logits, correct = [], 0
+def clean_logits(
+    model: nn.Module, pictures: ImageSet, *, batch_size: int, on_done: Callable[[int], None] = lambda done: None
+) -> Logits:
+    """The model's logits of all images as they are; `on_done` is called with the number of images done."""
+    logits = []
     for index in torch.arange(len(pictures)).split(batch_size):
-        x, y = pictures.take(index)
-        logits.append(logits_of(model, x))
-        correct += int((logits[-1].argmax(1) == y).sum())
-        report(int(index[-1]) + 1, correct)
+        logits.append(logits_of(model, pictures.take(index)[0]))
+        on_done(int(index[-1]) + 1)
     return torch.cat(logits)
 
 
-def natural(model: nn.Module, pictures: ImageSet, *, batch_size: int, report: ImageProgress = no_report) -> Flags:
-    """Which images the model classifies correctly as they are."""
-    return is_correct(clean_logits(model, pictures, batch_size=batch_size, report=report).cpu(), pictures.labels)
+def natural(model: nn.Module, pictures: ImageSet, **settings: Any) -> Flags:
+    """Which images the model classifies correctly as they are; the settings are those of `clean_logits`."""
+    return is_correct(clean_logits(model, pictures, **settings).cpu(), pictures.labels)
 
 
 def measure(
@@ -109,7 +105,7 @@ def measure(
             say(reason)
             spec = dataclasses.replace(spec, precision="fp32")
     if not spec.searches:
-        try_once: Callable[..., Flags] = try_adaptive if spec.kind in ADAPTIVE else try_steps
+        try_once: Callable[..., Flags] = try_inside if spec.kind == INSIDE else try_steps
         left = after_tries(
             functools.partial(try_once, spec, model, view),
             pictures,
@@ -149,10 +145,11 @@ def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, 
 def try_steps(
     spec: AttackSpec, model: nn.Module, view: Model, index: Tensor, x: Images, y: Labels, restart: int
 ) -> Flags:
-    """Which samples one restart of an attack in ATTACKS breaks; `view` gives the gradients, `model` the verdict."""
-    start = start_images(index, x, spec.eps, kind=spec.kind, steps=spec.steps, seed=spec.seed, restart=restart)
-    x_adv = ATTACKS[spec.kind].run(view, x, y, spec.eps, step_size=spec.step_size, steps=spec.steps, start=start)
-    return errs_inside(model, x, x_adv, y, eps=spec.eps)
+    """Which samples one restart of PGD or MMA breaks; `view` gives the gradients, `model` mask and verdict."""
+    kind, budget = THROUGH_MASK.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
+    start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
+    x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)
+    return errs_inside(model, x, x_adv, y, eps=budget)
 
 
 def after_tries(
@@ -162,7 +159,7 @@ def after_tries(
     correct: Flags,
     tries: int,
     batch_size: int,
-    report: ImageProgress = no_report,
+    report: ImageProgress,
     name: str = "",
     settled: Settled = NOTHING,
     on_settled: OnSettled = lambda try_, broken: None,

@@ -29,7 +29,10 @@ def under_reference(
     index = correct.nonzero()[:, 0]
     if len(index):
         x, y = pictures.take(index)
-        limit_targets(attack, logits_of(model, x[:1]).shape[1])
+        classes = logits_of(model, x[:1]).shape[1]
+        check_classes(classes)
+        for part in (attack.apgd_targeted, attack.fab):  # the package's own number of targets is nine
+            part.n_target_classes = min(part.n_target_classes, classes - 1)
         with _restored(pictures.device):
             x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
         with ieee_fp32(pictures.device):
@@ -55,13 +58,6 @@ def release() -> str:
         return importlib.metadata.version("pyautoattack")
     except importlib.metadata.PackageNotFoundError:
         return "none"
-
-
-def limit_targets(attack: Any, classes: int) -> None:
-    """At most as many targets as there are wrong classes; the package's own number is nine."""
-    check_classes(classes)
-    for part in (attack.apgd_targeted, attack.fab):
-        part.n_target_classes = min(part.n_target_classes, classes - 1)
 
 
 def check_classes(classes: int) -> None:

@@ -16,7 +16,7 @@ from pixelpart.evaluation import adaptive
 from pixelpart.evaluation.attack_spec import WAYS, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.images import ImageSet, start_images
-from pixelpart.evaluation.measure import clean_logits, measure
+from pixelpart.evaluation.measure import clean_logits, measure, try_steps
 
 HIGH, LOW = 12 / 255, 8 / 255
 PLAIN = {"cam": "gradcam", "layer": "features", "rule": "mean", "target": "predicted"}
@@ -117,7 +117,7 @@ def test_images_outside_the_budget_do_not_count(everywhere, model, given, monkey
 
     monkeypatch.setitem(ATTACKS, "pgd", dataclasses.replace(ATTACKS["pgd"], run=up))
     x, y = 0.9 * given[0] / 255, torch.full((N,), 10)  # not a class of the model: it errs everywhere
-    broken = adaptive.try_adaptive(fitted("adaptive-pgd6"), model, model, torch.arange(N), x, y, 0)
+    broken = try_steps(fitted("adaptive-pgd6"), model, model, torch.arange(N), x, y, 0)
     dead = masks.dead(masks.heatmap(model, x))
     assert 0 < dead.sum() < N
     assert broken.tolist() == (dead.tolist() if everywhere else [True] * N)
@@ -252,7 +252,7 @@ def test_the_fourth_way_recomputes_the_mask_at_every_step(model, given, monkeypa
 
     monkeypatch.setattr(adaptive, "important", watched)
     x, y = given[0][:4] / 255, given[1][:4]
-    adaptive.try_adaptive(fitted("adaptive-in3"), model, model, torch.arange(4), x, y, 3)
+    adaptive.try_inside(fitted("adaptive-in3"), model, model, torch.arange(4), x, y, 3)
     assert len(asked) == 3 * 3  # steps and targets
     assert not asked[0].equal(asked[1])
     first, second = asked[:2]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pixelpart
 from pixelpart.evaluation.store import ATTACKS_VERSION
 
-DECIDED = (1, "a129fd546c019da3")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
+DECIDED = (1, "00236e13f476b8e0")  # ATTACKS_VERSION, and the digest of the sources that it was decided for
 
 ROOT = Path(pixelpart.__file__).parent
 SOURCES = [
     *sorted((ROOT / "attacks").glob("*.py")),
     *sorted((ROOT / "view").glob("*.py")),
     *(ROOT / name for name in ("losses.py", "draws.py", "runtime/precision.py")),
-    *(ROOT / "evaluation" / f"{name}.py" for name in ("measure", "adaptive", "images", "images", "reference")),
+    *(ROOT / "evaluation" / f"{name}.py" for name in ("measure", "adaptive", "images", "reference")),
 ]
 
 
