@@ -18,7 +18,6 @@ from pixelpart.evaluation.calibration import SimulatedMethod, both_correct
 from pixelpart.evaluation.frontier import Arm, Distance, Values, distance, fit_curve
 from pixelpart.evaluation.result import FlagArray
 from pixelpart.evaluation.statistics import wilson
-from pixelpart.runtime.progress import Progress, silent
 
 MARGIN = 0.003  # "on the curve" is within ±0.30 points
 
@@ -28,25 +27,24 @@ class Verdict:
     """On which side of the curve a policy is, and whether it is close to it; both can hold, or neither."""
 
     side: str  # above, below, or empty: whether the 97.5 % interval of D excludes 0
-    on_curve: bool  # the 90 % interval of D lies inside ±margin
+    on_curve: bool  # the 90 % interval of D lies inside ±MARGIN
     distance: Distance
-    margin: float
 
     def __str__(self) -> str:
         if not self.side and not self.on_curve:
             seen = f"{100 * smallest_effect(self.distance):.2f} points (80 % power)"
             return f"undecided; the smallest effect that could have been seen is {seen}"
         side = [f"{self.side} the curve"] if self.side else []
-        return ", and ".join([*side, *[f"on the curve within ±{100 * self.margin:.2f} points"] * self.on_curve])
+        return ", and ".join([*side, *[f"on the curve within ±{100 * MARGIN:.2f} points"] * self.on_curve])
 
 
-def verdict(policy: Arm, uniform: Sequence[Arm], *, margin: float = MARGIN) -> Verdict:
-    """Above or below the curve if the 97.5 % interval of D excludes 0; on it if the 90 % interval is inside ±margin."""
+def verdict(policy: Arm, uniform: Sequence[Arm]) -> Verdict:
+    """Above or below the curve if the 97.5 % interval of D excludes 0; on it if the 90 % interval is inside ±MARGIN."""
     found = distance(policy, uniform)
     if found.estimate is None:
         raise UserError("the policy's natural accuracy is outside the range of the uniform arms: it has no distance")
     (low, high), (least, most) = found.interval(0.975), found.interval(0.9)
-    return Verdict("above" if low > 0 else "below" if high < 0 else "", -margin < least <= most < margin, found, margin)
+    return Verdict("above" if low > 0 else "below" if high < 0 else "", -MARGIN < least <= most < MARGIN, found)
 
 
 def smallest_effect(found: Distance, *, confidence: float = 0.975, power: float = 0.8) -> float:
@@ -106,14 +104,14 @@ class StudyDesign:
     shared: float = 1.0
 
     @classmethod
-    def like(cls, policies: Sequence[Arm], uniform: Sequence[Arm], *, effect: float = 0.0) -> "StudyDesign":
-        """The design of a measured study, with its deviations and its curve; the first policy is `effect` above it."""
+    def like(cls, policies: Sequence[Arm], uniform: Sequence[Arm]) -> "StudyDesign":
+        """The design of a measured study, with its deviations, and all policies on its curve."""
         curve, arms = fit_curve(uniform), [*policies, *uniform]
         simulated = [SimulatedArm(arm.mean_natural, curve.at(arm.mean_natural), arm.runs) for arm in arms]
         deviations = _pooled([arm.natural for arm in arms]), _pooled([arm.robust for arm in arms])
         rho = fmean(SimulatedMethod.estimate(arm.robust).correlation for arm in arms if arm.runs > 1)
         k, n = len(policies), arms[0].natural.shape[1]
-        return cls(tuple(simulated[:k]), tuple(simulated[k:]), n, *deviations, rho).shifted(effect)
+        return cls(tuple(simulated[:k]), tuple(simulated[k:]), n, *deviations, rho)
 
     def shifted(self, effect: float) -> "StudyDesign":
         """The same, with the first policy's robust accuracy higher by `effect`."""
@@ -160,12 +158,10 @@ class Detections:
         return f"{self.share:.1%} of {self.studies:,} studies [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def simulate_studies(
-    design: StudyDesign, *, confidence: float = 0.95, studies: int = 2000, seed: int = 0, progress: Progress = silent
-) -> Detections:
+def simulate_studies(design: StudyDesign, *, confidence: float = 0.95, studies: int = 2000) -> Detections:
     """How often the interval of D (two policies: of the difference of their D) excludes 0."""
-    generator, above, below, outside = np.random.default_rng(seed), 0, 0, 0
-    for done in range(studies):
+    generator, above, below, outside = np.random.default_rng(0), 0, 0, 0
+    for _ in range(studies):
         policies, uniform = design.draw(generator)
         found = distance(policies[0], uniform, *policies[1:])
         if found.estimate is None:
@@ -173,7 +169,6 @@ def simulate_studies(
         else:
             low, high = found.interval(confidence)
             above, below = above + (low > 0), below + (high < 0)
-        progress("studies", done + 1, studies, "")
     return Detections(studies, above, below, outside)
 
 

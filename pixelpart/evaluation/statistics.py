@@ -33,8 +33,6 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 
     (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n), p = successes/n, z the normal quantile (Wilson, 1927).
     """
-    if not 0 <= successes <= n or n < 1:
-        raise UserError(f"{successes} of {n} is not a proportion; choose 0 <= successes <= n and n >= 1")
     p = successes / n
     low, high = score_interval(p, p * (1 - p), n, confidence)
     return low, 1.0 if successes == n else high  # the formula is exactly 1 there, but rounding may push it above
@@ -73,22 +71,20 @@ def mcnemar(a_only: int, b_only: int) -> float:
     """
     from scipy.special import bdtr  # the binomial distribution function; scipy.stats takes four times as long to import
 
-    if min(a_only, b_only) < 0:
-        raise UserError(f"{a_only} and {b_only} are not counts of images")
     return min(1.0, 2 * float(bdtr(min(a_only, b_only), a_only + b_only, 0.5)))
 
 
-def paired(a: FlagArray, b: FlagArray, *, confidence: float = 0.95) -> Difference:
+def paired(a: FlagArray, b: FlagArray) -> Difference:
     """Accuracy of one model minus that of another on the same images (n,), with McNemar's p-value.
 
     The interval is that of Bonett and Price (2012): d ± z sqrt((s - d²) / (n+2)), where d and s are difference and sum
-    of (a_only+1)/(n+2) and (b_only+1)/(n+2). Close to p = 1 - confidence, interval and p-value may disagree about 0.
+    of (a_only+1)/(n+2) and (b_only+1)/(n+2). Close to p = 0.05, interval and p-value may disagree about 0.
     """
     if a.shape != b.shape or a.ndim != 1 or not a.size:
         raise UserError(f"flags of shape {a.shape} and {b.shape} are not those of two models on the same images")
     n, a_only, b_only = len(a), int((a & ~b).sum()), int((b & ~a).sum())
     d, s = (a_only - b_only) / (n + 2), (a_only + b_only + 2) / (n + 2)
-    half = normal_quantile(confidence) * math.sqrt((s - d * d) / (n + 2))
+    half = normal_quantile(0.95) * math.sqrt((s - d * d) / (n + 2))
     return Difference((a_only - b_only) / n, max(d - half, -1.0), min(d + half, 1.0), mcnemar(a_only, b_only), MCNEMAR)
 
 
@@ -166,6 +162,4 @@ def p_value(distance: float, seeds: float, images: float, df: float) -> float:
 
 def normal_quantile(confidence: float) -> float:
     """The z with P(|Z| < z) = confidence for a standard normal Z."""
-    if not 0 < confidence < 1:
-        raise UserError(f"confidence {confidence} is not between 0 and 1")
     return NormalDist().inv_cdf((1 + confidence) / 2)

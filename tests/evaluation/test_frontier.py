@@ -443,7 +443,7 @@ def test_a_null_study_raises_few_false_alarms_and_a_large_effect_is_seen():
 
 def test_a_design_like_a_study_has_its_sizes_and_deviations_and_a_policy_on_the_curve():
     (policy,), uniform = replace(H1, images=4000).draw(np.random.default_rng(3))
-    design = StudyDesign.like([policy], uniform, effect=0.001)
+    design = StudyDesign.like([policy], uniform).shifted(0.001)
     curve = fit_curve(uniform)
     assert design.images == 4000
     assert [arm.runs for arm in design.uniform] == [4, 8, 8, 4, 4]
