@@ -253,8 +253,6 @@ def _with_same_conditions(attack: str, folders: Sequence[Path], found: Sequence[
             what = "; ".join(_differing(shared[-1][0], entries[-1]))
             raise UserError(f"{attack} has other settings in {folder} than in {folders[0]} ({what})")
         shared = joined
-    if shared[0][0].get("dataset") == "given" and len(folders) > 1 and "pixels" not in shared[0][0]:
-        raise UserError(f"{attack} in {folders[0]} is about images that eval.json has no hash of; evaluate again")
     return shared
 
 

@@ -191,20 +191,19 @@ def object_shares(
     batch_size: int,
 ) -> dict[str, Any]:
     """The shares of heat, of high-budget pixels and of all pixels that lie on the object, without dead maps."""
-    live, dead = 0, 0
-    heat_on, heat_all, high_on, high_all, area_on, area_all = (0.0,) * 6
-    for index in torch.arange(min(len(object_masks), len(pictures))).split(batch_size):
-        x, y = pictures.take(index)
-        made = pictures_of(index, x, y)
+    sums = torch.zeros(3, 2, dtype=torch.float64)  # of heat, high budget and pixels: on the object, and all
+    n, live = min(len(object_masks), len(pictures)), 0
+    for index in torch.arange(n).split(batch_size):
+        made = pictures_of(index, *pictures.take(index))
         alive = ~made.dead
-        heat, top = made.heat[alive].double(), made.share[alive] >= 0.5
-        inside = object_masks[index].to(x.device)[alive]
-        live, dead = live + len(heat), dead + len(x) - len(heat)
-        heat_on, heat_all = heat_on + float((heat * inside).sum()), heat_all + float(heat.sum())
-        high_on, high_all = high_on + int((top & inside[:, None]).sum()), high_all + int(top.sum())
-        area_on, area_all = area_on + int(inside.sum()), area_all + inside.numel()
+        live += int(alive.sum())
+        inside = object_masks[index].to(alive.device)[alive, None]
+        heat, high = made.heat[alive, None].double(), (made.share[alive] >= 0.5).double()
+        for total, part in zip(sums, (heat, high, torch.ones_like(heat)), strict=True):
+            total += torch.stack(((part * inside).sum(), part.sum())).cpu()
+    (heat_on, heat_all), (high_on, high_all), (area_on, area_all) = sums.tolist()
     return {
-        "n": live, "dead": dead,
+        "n": live, "dead": n - live,
         "object_area": area_on / area_all if live else float(object_masks.float().mean()),
         "high_budget_on_object": high_on / high_all if high_all else None,
         "heat_on_object": heat_on / heat_all if heat_all else None,

@@ -69,8 +69,7 @@ def load_target(
 
     `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
     """
-    kind = _kind(subject)
-    run = subject if isinstance(subject, Run) else Run(Path(subject)) if kind == "run" else None
+    kind, run = _identify(subject)
     shown = "a module" if kind == "module" else str(run.dir if run else subject)
     folder = _folder(out, run)
     if run is None and checkpoint != "best":
@@ -129,9 +128,8 @@ def load_target(
 
 def find_config(subject: Any, *, checkpoint: str = "best") -> Config | None:
     """The config of a run or a checkpoint file; None for other models. UserError if there is no such model."""
-    kind = _kind(subject)
-    if kind == "run":
-        run = subject if isinstance(subject, Run) else Run(Path(subject))
+    kind, run = _identify(subject)
+    if run:
         run.find_checkpoint(checkpoint)
         return run.config
     return config_of(Path(subject)) if kind == "checkpoint" else None
@@ -177,22 +175,22 @@ def _check_held_out(shown: str, config: Config | None, data: Data, options: dict
         raise UserError(f"the held-out images of {shown} are of {config.data_label}; give no other data")
 
 
-def _kind(subject: Any) -> Kind:
-    """What the subject is. Only a string can name a function, and only if no file has that name."""
+def _identify(subject: Any) -> tuple[Kind, Run | None]:
+    """What the subject is, and the run. Only a string can name a function, and only if no file has that name."""
     if isinstance(subject, Run):
-        return "run"
+        return "run", subject
     if isinstance(subject, nn.Module):
-        return "module"
+        return "module", None
     if not isinstance(subject, str | Path):
         raise UserError(f"cannot evaluate a {type(subject).__name__}; give a Run, an nn.Module, or {CHOICES}")
     path = Path(subject)
     if path.is_dir():
-        return "run"
+        return "run", Run(path)
     if isinstance(subject, str) and ":" in subject and not path.exists():
         usercode.parse_name(subject)
-        return "function"
+        return "function", None
     if path.suffix in FILES:
-        return FILES[path.suffix]
+        return FILES[path.suffix], None
     if not path.exists():
         raise UserError(f"{path} is not a run folder: it does not exist; {similar_path(path)}give {CHOICES}")
     if path.suffix in PICKLES:

@@ -100,13 +100,6 @@ def test_results_under_other_conditions_are_rejected_with_folder_and_field(make,
     assert f"{value!r} instead of" in str(caught.value)
 
 
-def test_images_passed_as_tensors_need_their_hash(make):
-    given = {"dataset": "given", "split": "given"}
-    with pytest.raises(UserError, match="has no hash of"):
-        compare({"at": [make("at-0", **given)], "part": [make("part-0", **given)]})
-    assert compare({"at": [make("at-1", **given, pixels="ab")], "part": [make("part-1", **given, pixels="ab")]}).rows
-
-
 def test_all_conditions_that_all_runs_share_have_a_row(make, pair):
     make("at-0", results={"pgd20": flags(0.6, 0)}, eps=4 / 255)
     assert len(compare(pair).rows) == 2
