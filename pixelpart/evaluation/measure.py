@@ -7,8 +7,7 @@ above natural accuracy.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from pixelpart.attacks.search import budget_per_sample, is_correct
 from pixelpart.evaluation.adaptive import attack_budget, try_inside
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, INSIDE, THROUGH_MASK, AttackSpec
 from pixelpart.evaluation.images import ImageSet, errs_inside, logits_of, start_images
+from pixelpart.evaluation.partial import PartialResult
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.runtime.progress import Progress, silent
 from pixelpart.runtime.world import World
@@ -28,9 +28,6 @@ from pixelpart.view.check import PROBES, trusted_view
 
 Attempt = Callable[[Tensor, Images, Labels, int], Flags]  # sample numbers, images, labels, number of the try -> broken
 ImageProgress = Callable[[int, int], None]  # images settled so far, how many of them are correct
-OnSettled = Callable[[Try, bool], None]
-Settled = Mapping[Try, bool]
-NOTHING: Settled = MappingProxyType({})
 
 
 class Measured(NamedTuple):
@@ -64,18 +61,18 @@ def measure(
     clean: Logits,
     *,
     batch_size: int,
-    settled: Settled = NOTHING,
-    on_settled: OnSettled = lambda try_, broken: None,
+    partial: PartialResult | None = None,
     progress: Progress = silent,
     say: Callable[[str], None] = lambda line: None,
     world: World | None = None,
 ) -> Measured:
     """The samples that remain correct under one attack; `clean` are the logits of all images as they are.
 
-    `settled` are the tries that a killed evaluation had finished; `on_settled` is called with every new one. Each
-    process of a world attacks every size-th sample, and all return the same result.
+    `partial` has the tries that a killed evaluation had settled, and gets every new one. Each process of a world
+    attacks every size-th sample, and all return the same result.
     """
-    world, correct = world or World(), is_correct(clean.cpu(), pictures.labels)
+    partial, world = partial or PartialResult(), world or World()
+    correct = is_correct(clean.cpu(), pictures.labels)
     if spec.kind == "natural":
         progress(spec.name, len(correct), len(correct), f"{float(correct.double().mean()):.2%} correct")
         return Measured(correct, spec, {})
@@ -114,8 +111,7 @@ def measure(
             batch_size=batch_size,
             report=report,
             name=spec.kind,
-            settled=settled,
-            on_settled=on_settled,
+            partial=partial,
         )
         return Measured(world.any_of(left), spec, {})
     left = run_searches(
@@ -127,8 +123,8 @@ def measure(
         own,
         seed=spec.seed,
         slots=batch_size,
-        settled=settled,
-        on_settled=on_settled,
+        settled=partial.settled,
+        on_settled=partial.add,
         progress=report_search,
         say=functools.cache(say),  # each search may report the same line
     )
@@ -160,12 +156,11 @@ def after_tries(
     tries: int,
     batch_size: int,
     report: ImageProgress,
-    name: str = "",
-    settled: Settled = NOTHING,
-    on_settled: OnSettled = lambda try_, broken: None,
+    name: str,
+    partial: PartialResult,
 ) -> Flags:
-    """Which of the correct samples no try breaks; a broken sample is not tried again."""
-    correct, samples = correct.clone(), correct.nonzero()[:, 0]
+    """Which of the correct samples no try breaks; a broken sample is not tried again, nor are tries of `partial`."""
+    correct, samples, settled = correct.clone(), correct.nonzero()[:, 0], partial.settled
     for batch in samples.split(batch_size) if len(samples) else ():
         for number in range(tries):
             known = {n: settled[try_] for n in batch.tolist() if (try_ := Try(name, n, number)) in settled}
@@ -176,7 +171,7 @@ def after_tries(
             broken = attempt(live, *pictures.take(live), number).cpu()
             correct[live[broken]] = False
             for n, wrong in zip(live.tolist(), broken.tolist(), strict=True):
-                on_settled(Try(name, n, number), wrong)
+                partial.add(Try(name, n, number), wrong)
         done = int(batch[-1]) + 1  # samples in between that were wrong from the start are settled too
         report(done, int(correct[:done].sum()))
     report(len(pictures), int(correct.sum()))

@@ -17,6 +17,7 @@ from pixelpart.evaluation.attack_spec import WAYS, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.images import ImageSet, start_images
 from pixelpart.evaluation.measure import clean_logits, measure, try_steps
+from pixelpart.evaluation.partial import PartialResult
 
 HIGH, LOW = 12 / 255, 8 / 255
 PLAIN = {"cam": "gradcam", "layer": "features", "rule": "mean", "target": "predicted"}
@@ -266,10 +267,11 @@ def test_the_fourth_way_recomputes_the_mask_at_every_step(model, given, monkeypa
 
 def test_every_way_of_every_restart_is_reported_as_settled(model, given, monkeypatch):
     monkeypatch.setattr(adaptive, "errs_inside", lambda model, x, x_adv, y, *, eps: torch.zeros(len(x)).bool())
-    pictures, settled = ImageSet(given[0][:2], given[1][:2], torch.device("cpu")), {}
+    pictures, partial = ImageSet(given[0][:2], given[1][:2], torch.device("cpu")), PartialResult()
     clean = clean_logits(model, pictures, batch_size=2)
-    measure(model, pictures, fitted("adaptive-in2x2"), clean, batch_size=2, on_settled=settled.__setitem__)
-    assert sorted(settled) == [Try("adaptive-in", sample, number) for sample in range(2) for number in range(2 * WAYS)]
+    measure(model, pictures, fitted("adaptive-in2x2"), clean, batch_size=2, partial=partial)
+    tries = [Try("adaptive-in", sample, number) for sample in range(2) for number in range(2 * WAYS)]
+    assert sorted(partial.settled) == tries
 
 
 @pytest.mark.parametrize("rule", ["soft", "official", "zscore"])

@@ -13,6 +13,7 @@ from pixelpart.attacks.ball import project, start_point
 from pixelpart.config import write_fraction
 from pixelpart.evaluation.images import ImageSet, errs_inside, start_images, start_noise
 from pixelpart.evaluation.measure import Attempt, after_tries, natural
+from pixelpart.evaluation.partial import PartialResult
 from pixelpart.runtime.progress import Progress
 from pixelpart.types import Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed
@@ -62,6 +63,8 @@ class CheckedModel:
             tries=tries,
             batch_size=self.batch_size,
             report=lambda done, left: self.progress(title, done, n, ""),
+            name=title,
+            partial=PartialResult(),
         )
 
     def pgd20(self, *, eps: float | None = None, gradients_of: Model | None = None) -> Attempt:
