@@ -1,5 +1,6 @@
 """`pixelpart bench autoattack RUN`: AutoAttack standard on a run's model, the authors' code next to ours."""
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -44,15 +45,10 @@ def bench_autoattack(
     )
     say("AutoAttack, reference")
     natural, began = torch.from_numpy(result["natural"].right), time.perf_counter()
+    pictures = dataclasses.replace(pictures, batch_size=REFERENCE_BATCH)
     with borrowed(target.model) as model:
         robust = under_reference(
-            model,
-            pictures,
-            correct=natural,
-            eps=DEFAULT_EPS,
-            version="standard",
-            seed=DEFAULT_SEED,
-            batch_size=REFERENCE_BATCH,
+            model, pictures, correct=natural, eps=DEFAULT_EPS, version="standard", seed=DEFAULT_SEED
         )
     seconds = {"reference": time.perf_counter() - began, "ours": result["autoattack"].entry["seconds"]}
     right = {"reference": robust.numpy(), "ours": result["autoattack"].right}

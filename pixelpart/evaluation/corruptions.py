@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import Size
 from pixelpart.data import SETS
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.data.corruptions.source import CorruptionSource, Facts, check_names, open_source
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.images import ImageSet, check_counts, check_model
+from pixelpart.evaluation.images import check_model
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
 from pixelpart.evaluation.statistics import score_interval
@@ -122,7 +121,6 @@ def corruptions(
             raise UserError(f"unknown severity {severity!r}; choose from {', '.join(map(str, SEVERITIES))}")
     if not wanted:
         raise UserError(f"no severities given; choose from {', '.join(map(str, SEVERITIES))}")
-    check_counts(images=images, batch_size=batch_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,
@@ -130,6 +128,7 @@ def corruptions(
         size=size,
         skip_bad=skip_bad,
         images=images,
+        batch_size=batch_size,
         device=device,
         root=root,
         out=out,
@@ -137,9 +136,8 @@ def corruptions(
         say=say,
     )
     source = _open_source(target, chosen, root=root, folder=folder, frost=frost, say=say)
-    batch_size = batch_size or default_slots(target.pictures.device)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
-        run = CorruptionRun(model, target, source, batch_size, progress, total=1 + len(chosen) * len(wanted))
+        run = CorruptionRun(model, target, source, progress, total=1 + len(chosen) * len(wanted))
         clean = run.outcome("clean", 0)
         cells = [(corruption, severity) for corruption in chosen for severity in sorted(wanted)]
         outcomes = {(source.name(key), severity): run.outcome(key, severity) for key, severity in cells}
@@ -183,17 +181,9 @@ class CorruptionRun:
     """One model and one source of corrupted images; `outcome` measures one corruption at one severity."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        target: Target,
-        source: CorruptionSource,
-        batch_size: int,
-        progress: Progress,
-        *,
-        total: int,
+        self, model: nn.Module, target: Target, source: CorruptionSource, progress: Progress, *, total: int
     ) -> None:
-        self.model, self.target, self.source = model, target, source
-        self.batch_size, self.progress = batch_size, progress
+        self.model, self.target, self.source, self.progress = model, target, source, progress
         self.store = ResultStore(target, file=FILE)
         self.key = ResultKey.of(model, target, check_model(model, target.pictures))
         self.warnings: list[str] | None = None
@@ -228,11 +218,10 @@ class CorruptionRun:
     def _measure(self, corruption: str, severity: int) -> FlagArray:
         pictures = self.target.pictures
         if severity:
-            x = self.source.images(corruption, severity, self.progress)
-            pictures = ImageSet(x, pictures.labels, pictures.device)
-        return natural(
-            self.model,
-            pictures,
-            batch_size=self.batch_size,
-            on_done=lambda done: self.progress("classifying", self.done + done, self.total, ""),
-        ).numpy()
+            images = self.source.images(corruption, severity, self.progress)
+            pictures = dataclasses.replace(pictures, images=images)
+
+        def on_done(done: int) -> None:
+            self.progress("classifying", self.done + done, self.total, "")
+
+        return natural(self.model, pictures, on_done).numpy()

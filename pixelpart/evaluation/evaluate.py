@@ -7,13 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.adaptive import check_mask
 from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.images import check_counts, check_gradient, check_model
+from pixelpart.evaluation.images import check_gradient, check_model
 from pixelpart.evaluation.measure import clean_logits, measure
 from pixelpart.evaluation.result import Outcome, Result
 from pixelpart.evaluation.store import ResultKey, ResultStore
@@ -75,7 +74,6 @@ def evaluate(
     ]
     if not specs:
         raise UserError(f"no attacks requested; choose from {choices()}")
-    check_counts(images=images, batch_size=batch_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,
@@ -84,6 +82,7 @@ def evaluate(
         size=size,
         skip_bad=skip_bad,
         images=images,
+        batch_size=batch_size,
         device=device,
         root=root,
         out=out,
@@ -91,7 +90,6 @@ def evaluate(
         say=say,
     )
     store, pictures = ResultStore(target, writes=world.leads), target.pictures
-    batch_size = batch_size or default_slots(pictures.device)
     with ieee_fp32(pictures.device), borrowed(target.model) as model:
         probe = check_model(model, pictures)
         specs = [fit(spec, target, probe.shape[1], say) for spec in specs]
@@ -108,13 +106,12 @@ def evaluate(
         for spec in missing:
             with store.partial(keys[spec.name], world) as partial:
                 if clean is None or spec.kind == "natural":
-                    clean = clean_logits(model, pictures, batch_size=batch_size)
+                    clean = clean_logits(model, pictures)
                 measured = measure(
                     model,
                     pictures,
                     spec,
                     clean,
-                    batch_size=batch_size,
                     partial=partial,
                     progress=progress,
                     say=say,

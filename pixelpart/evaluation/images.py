@@ -18,11 +18,12 @@ PROBES = 8  # images whose logits are part of a result's key, and on which the m
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images, uint8 or in [0,1], their labels, and the device that they are attacked on."""
+    """Images, uint8 or in [0,1], their labels, the device that they are attacked on, and how many at a time."""
 
     images: Tensor
     labels: Tensor
     device: torch.device
+    batch_size: int = 128
 
     def __len__(self) -> int:
         return len(self.images)
@@ -77,13 +78,6 @@ def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int
 
 
 # -- checks before an evaluation
-
-
-def check_counts(**counts: int | None) -> None:
-    """A UserError that names the first argument that is given and not a positive integer."""
-    for name, count in counts.items():
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise UserError(f"{name} {count!r} is not a whole number above 0")
 
 
 def check_model(model: Model, pictures: ImageSet) -> Logits:

@@ -8,7 +8,7 @@ above natural accuracy.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,20 +38,18 @@ class Measured(NamedTuple):
     after_each: dict[str, int]
 
 
-def clean_logits(
-    model: nn.Module, pictures: ImageSet, *, batch_size: int, on_done: Callable[[int], None] = lambda done: None
-) -> Logits:
+def clean_logits(model: nn.Module, pictures: ImageSet, on_done: Callable[[int], None] = lambda done: None) -> Logits:
     """The model's logits of all images as they are; `on_done` is called with the number of images done."""
     logits = []
-    for index in torch.arange(len(pictures)).split(batch_size):
+    for index in torch.arange(len(pictures)).split(pictures.batch_size):
         logits.append(logits_of(model, pictures.take(index)[0]))
         on_done(int(index[-1]) + 1)
     return torch.cat(logits)
 
 
-def natural(model: nn.Module, pictures: ImageSet, **settings: Any) -> Flags:
-    """Which images the model classifies correctly as they are; the settings are those of `clean_logits`."""
-    return is_correct(clean_logits(model, pictures, **settings).cpu(), pictures.labels)
+def natural(model: nn.Module, pictures: ImageSet, on_done: Callable[[int], None] = lambda done: None) -> Flags:
+    """Which images the model classifies correctly as they are."""
+    return is_correct(clean_logits(model, pictures, on_done).cpu(), pictures.labels)
 
 
 def measure(
@@ -60,7 +58,6 @@ def measure(
     spec: AttackSpec,
     clean: Logits,
     *,
-    batch_size: int,
     partial: PartialResult | None = None,
     progress: Progress = silent,
     say: Callable[[str], None] = lambda line: None,
@@ -90,9 +87,7 @@ def measure(
 
     if spec.engine == "reference":
         version = AUTOATTACKS[spec.kind]
-        left = under_reference(
-            model, pictures, correct=own, eps=spec.eps, version=version, seed=spec.seed, batch_size=batch_size
-        )
+        left = under_reference(model, pictures, correct=own, eps=spec.eps, version=version, seed=spec.seed)
         report(n, int(left.sum()))
         return Measured(world.any_of(left), spec, {})
     view: Model = model
@@ -108,7 +103,6 @@ def measure(
             pictures,
             correct=own,
             tries=spec.tries,
-            batch_size=batch_size,
             report=report,
             name=spec.kind,
             partial=partial,
@@ -122,7 +116,7 @@ def measure(
         clean,
         own,
         seed=spec.seed,
-        slots=batch_size,
+        slots=pictures.batch_size,
         settled=partial.settled,
         on_settled=partial.add,
         progress=report_search,
@@ -154,14 +148,13 @@ def after_tries(
     *,
     correct: Flags,
     tries: int,
-    batch_size: int,
     report: ImageProgress,
     name: str,
     partial: PartialResult,
 ) -> Flags:
     """Which of the correct samples no try breaks; a broken sample is not tried again, nor are tries of `partial`."""
     correct, samples, settled = correct.clone(), correct.nonzero()[:, 0], partial.settled
-    for batch in samples.split(batch_size) if len(samples) else ():
+    for batch in samples.split(pictures.batch_size) if len(samples) else ():
         for number in range(tries):
             known = {n: settled[try_] for n in batch.tolist() if (try_ := Try(name, n, number)) in settled}
             correct[[n for n, broken in known.items() if broken]] = False

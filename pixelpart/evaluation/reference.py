@@ -20,7 +20,7 @@ FEWEST = 4  # classes: its targeted loss uses the third and the fourth largest l
 
 
 def under_reference(
-    model: nn.Module, pictures: ImageSet, *, correct: Flags, eps: float, version: str, seed: int, batch_size: int
+    model: nn.Module, pictures: ImageSet, *, correct: Flags, eps: float, version: str, seed: int
 ) -> Flags:
     """Which of the correct samples remain correct; the images that the package returns are judged as ours are."""
     with _restored(pictures.device):
@@ -34,9 +34,9 @@ def under_reference(
         for part in (attack.apgd_targeted, attack.fab):  # the package's own number of targets is nine
             part.n_target_classes = min(part.n_target_classes, classes - 1)
         with _restored(pictures.device):
-            x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=batch_size)
+            x_adv, _ = attack.run_standard_evaluation(x, y, batch_size=pictures.batch_size)
         with ieee_fp32(pictures.device):
-            for part in torch.arange(len(index)).split(batch_size):
+            for part in torch.arange(len(index)).split(pictures.batch_size):
                 here = part.to(x.device)
                 broken = errs_inside(model, x[here], x_adv[here], y[here], eps=eps)
                 correct[index[part[broken.cpu()]]] = False

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
+from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import Config, Size, data_label
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import load_archive
@@ -59,6 +60,7 @@ def load_target(
     size: Size = 0,
     skip_bad: bool = False,
     images: int | None = None,
+    batch_size: int | None = None,
     device: torch.device | str | None = None,
     root: str | Path | None = None,
     out: str | Path | None = None,
@@ -69,6 +71,8 @@ def load_target(
 
     `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
     """
+    _check_count("images", images)
+    _check_count("batch_size", batch_size)
     kind, run = _identify(subject)
     shown = "a module" if kind == "module" else str(run.dir if run else subject)
     folder = _folder(out, run)
@@ -123,7 +127,8 @@ def load_target(
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
     identity = f"config {config.hash()}" if config else name and f"name {name}"
-    return Target(model, ImageSet(x, y, place), tags | dataset_tags, folder, identity, warnings, config, dataset)
+    pictures = ImageSet(x, y, place, batch_size or default_slots(place))
+    return Target(model, pictures, tags | dataset_tags, folder, identity, warnings, config, dataset)
 
 
 def find_config(subject: Any, *, checkpoint: str = "best") -> Config | None:
@@ -265,6 +270,11 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
         raise UserError(
             f"data is a {type(data).__name__}; give the name of a data set or a pair (images, labels)"
         ) from None
+
+
+def _check_count(name: str, count: int | None) -> None:
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise UserError(f"{name} {count!r} is not a whole number above 0")
 
 
 def _check_class_count(name: str, dataset: sets.DataSet, config: Config) -> None:

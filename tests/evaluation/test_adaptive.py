@@ -268,8 +268,7 @@ def test_the_fourth_way_recomputes_the_mask_at_every_step(model, given, monkeypa
 def test_every_way_of_every_restart_is_reported_as_settled(model, given, monkeypatch):
     monkeypatch.setattr(adaptive, "errs_inside", lambda model, x, x_adv, y, *, eps: torch.zeros(len(x)).bool())
     pictures, partial = ImageSet(given[0][:2], given[1][:2], torch.device("cpu")), PartialResult()
-    clean = clean_logits(model, pictures, batch_size=2)
-    measure(model, pictures, fitted("adaptive-in2x2"), clean, batch_size=2, partial=partial)
+    measure(model, pictures, fitted("adaptive-in2x2"), clean_logits(model, pictures), partial=partial)
     tries = [Try("adaptive-in", sample, number) for sample in range(2) for number in range(2 * WAYS)]
     assert sorted(partial.settled) == tries
 

@@ -31,10 +31,10 @@ def flags(model, pair, name="pgd5", *, batch_size=16, report=None, **changes):
     """The samples that remain correct under a step attack with eps 0.03 and steps of 0.01."""
     spec = parse_attack(name, eps=0.03, step_size=0.01, search="fp32")
     spec = dataclasses.replace(spec, **changes)
-    pictures = ImageSet(*pair, CPU)
-    clean = clean_logits(model, pictures, batch_size=batch_size)
+    pictures = ImageSet(*pair, CPU, batch_size)
+    clean = clean_logits(model, pictures)
     progress = (lambda *news: report.append(news)) if report is not None else measure_module.silent
-    return measure(model, pictures, spec, clean, batch_size=batch_size, progress=progress).correct
+    return measure(model, pictures, spec, clean, progress=progress).correct
 
 
 # -- step attacks
@@ -44,7 +44,7 @@ def test_natural_equals_a_plain_loop_also_for_uint8_images(net, pair):
     x, y = (pair[0] * 255).byte(), pair[1]
     expected = [int(net(x[i : i + 1] / 255).argmax()) == int(y[i]) for i in range(len(x))]
     for images in (x, x.float() / 255):
-        assert natural(net, ImageSet(images, y, CPU), batch_size=7).tolist() == expected
+        assert natural(net, ImageSet(images, y, CPU, batch_size=7)).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["pgd", "mma"])
@@ -218,12 +218,12 @@ def test_nan_during_an_attack_is_an_error_and_not_a_robust_sample(net, labelled,
 
 def test_tries_of_other_processes_do_not_change_this_processs_samples(net, labelled):
     pictures, spec = ImageSet(*labelled, CPU), parse_attack("autoattack", eps=EPS, search="fp32")
-    clean = clean_logits(net, pictures, batch_size=16)
+    clean = clean_logits(net, pictures)
     others = {Try("apgd-ce", sample, 0): True for sample in range(20) if clean[sample].argmax() != labelled[1][sample]}
     assert others
     partial = PartialResult()
     partial.settled |= others
-    plain, more = (measure(net, pictures, spec, clean, batch_size=16, partial=known) for known in (None, partial))
+    plain, more = (measure(net, pictures, spec, clean, partial=known) for known in (None, partial))
     assert plain.correct.tolist() == more.correct.tolist()
 
 

@@ -54,12 +54,12 @@ class Linear(nn.Module):
         return self.linear(x.flatten(1))
 
 
-def remaining(model, data, *, right=None, eps=EPS, version="standard", seed=0, batch_size=7):
+def remaining(model, data, *, right=None, eps=EPS, version="standard", seed=0):
     x, y = data
     model = model.eval().requires_grad_(False)
     right = model(x).argmax(1) == y if right is None else right
-    pictures = ImageSet(x, y, CPU)
-    return under_reference(model, pictures, correct=right, eps=eps, version=version, seed=seed, batch_size=batch_size)
+    pictures = ImageSet(x, y, CPU, batch_size=7)
+    return under_reference(model, pictures, correct=right, eps=eps, version=version, seed=seed)
 
 
 # -- outcomes

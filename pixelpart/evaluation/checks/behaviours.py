@@ -50,7 +50,6 @@ class CheckedModel:
     eps: float
     step_size: float
     seed: int
-    batch_size: int
     progress: Progress
 
     def robust(self, title: str, attempt: Attempt, *, correct: Flags | None = None, tries: int = 1) -> Flags:
@@ -61,7 +60,6 @@ class CheckedModel:
             self.pictures,
             correct=self.correct if correct is None else correct,
             tries=tries,
-            batch_size=self.batch_size,
             report=lambda done, left: self.progress(title, done, n, ""),
             name=title,
             partial=PartialResult(),
@@ -139,7 +137,7 @@ def black_box(
     if surrogate is None:
         return BehaviourResult(name, description, rule, SKIPPED)
     with borrowed(surrogate) as other:
-        accuracy = checked.share(natural(other, checked.pictures, batch_size=checked.batch_size))
+        accuracy = checked.share(natural(other, checked.pictures))
         after = checked.robust(name, checked.pgd20(gradients_of=other))
     only = int((under_pgd & ~after).sum())
     return BehaviourResult(

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
-from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size, split_data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation import store
@@ -20,7 +19,7 @@ from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
 from pixelpart.evaluation.checks import behaviours, sanity
 from pixelpart.evaluation.checks.behaviours import EXPECTED, STEPS, SUSPICIOUS, BehaviourResult, CheckedModel
 from pixelpart.evaluation.checks.surrogate import MAX_TRAINING_IMAGES, train_surrogate
-from pixelpart.evaluation.images import ImageSet, check_counts, check_gradient, check_model
+from pixelpart.evaluation.images import check_gradient, check_model
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.partial import agree
 from pixelpart.evaluation.target import GIVEN, Target, load_target
@@ -98,7 +97,6 @@ def check(
     """
     start = time.perf_counter()
     eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
-    check_counts(images=images, batch_size=batch_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,
@@ -106,6 +104,7 @@ def check(
         size=size,
         skip_bad=skip_bad,
         images=images,
+        batch_size=batch_size,
         device=device,
         root=root,
         out=out,
@@ -114,15 +113,15 @@ def check(
         raise UserError(f"cannot write the report to {target.folder}; choose another out")
     pictures = target.pictures
     if images is None:
-        pictures = ImageSet(pictures.images[:DEFAULT_IMAGES], pictures.labels[:DEFAULT_IMAGES], pictures.device)
+        x, y = (part[:DEFAULT_IMAGES] for part in (pictures.images, pictures.labels))
+        pictures = replace(pictures, images=x, labels=y)
     with ieee_fp32(pictures.device), borrowed(target.model) as model:
         probe = store.signature(check_model(model, pictures))
         check_gradient(model, pictures)
-        batch_size = batch_size or default_slots(pictures.device)
-        correct = natural(model, pictures, batch_size=batch_size)
+        correct = natural(model, pictures)
         if not correct.any():
             raise UserError(f"the model classifies none of {len(correct)} images correctly; there is nothing to attack")
-        checked = CheckedModel(model, pictures, correct, eps, step_size, seed, batch_size, progress)
+        checked = CheckedModel(model, pictures, correct, eps, step_size, seed, progress)
         other, description = load_surrogate(checked, target, surrogate, root)
         warnings = [
             *target.warnings,

@@ -18,7 +18,7 @@ class Scripted(CheckedModel):
 
 def scripted(n=1000, **script):
     pictures = ImageSet(torch.zeros(n, 3, 2, 2), torch.zeros(n, dtype=torch.long), torch.device("cpu"))
-    checked = Scripted(nn.Identity(), pictures, torch.ones(n, dtype=torch.bool), 8 / 255, 2 / 255, 0, 8, None)
+    checked = Scripted(nn.Identity(), pictures, torch.ones(n, dtype=torch.bool), 8 / 255, 2 / 255, 0, None)
     object.__setattr__(checked, "script", {title.replace("_", " "): count for title, count in script.items()})
     return checked
 
@@ -73,7 +73,7 @@ def test_step_size_grows_with_eps_and_the_start_does_not(plane, pair, monkeypatc
         return x
 
     monkeypatch.setattr(behaviours, "pgd", recorded)
-    checked = CheckedModel(plane, ImageSet(x, y, x.device), None, 8 / 255, 2 / 255, 0, 8, None)
+    checked = CheckedModel(plane, ImageSet(x, y, x.device), None, 8 / 255, 2 / 255, 0, None)
     for eps in (None, 64 / 255, 1.0):
         checked.pgd20(eps=eps)(torch.arange(40), x, y, 0)
     assert [call[:3] for call in calls] == [
