@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.result import FlagArray
-from pixelpart.evaluation.statistics import normal_quantile, p_value
+from pixelpart.evaluation.statistics import half_width, p_value
 
 Row = NDArray[np.floating[Any]]
 Values = NDArray[np.floating[Any]]  # (runs, images)
@@ -127,10 +127,7 @@ class Distance:
         return max(self.v_images - self.v_interplay, 0.0)
 
     def half_width(self, confidence: float) -> float:
-        from scipy.special import stdtrit  # Student's quantile
-
-        z, t = normal_quantile(confidence), float(stdtrit(self.df, (1 + confidence) / 2))
-        return math.sqrt(t**2 * self.v_seeds + z**2 * self.v_rest)
+        return half_width(self.v_seeds, self.v_rest, self.df, confidence)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         assert self.estimate is not None, "an arm outside the range of the uniform arms has no distance"

@@ -135,7 +135,7 @@ def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, 
 def try_steps(
     spec: AttackSpec, model: nn.Module, view: Model, index: Tensor, x: Images, y: Labels, restart: int
 ) -> Flags:
-    """Which samples one restart of PGD or MMA breaks; `view` gives the gradients, `model` mask and verdict."""
+    """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict."""
     kind, budget = THROUGH_MASK.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
     start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
     x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)

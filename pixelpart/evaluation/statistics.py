@@ -107,8 +107,6 @@ def crossed_bootstrap(a: FlagArray, b: FlagArray, *, confidence: float = 0.95) -
     p is 1 - confidence of the interval that ends at 0. Accuracy is a mean, so all three variances are known in closed
     form: these are the values for infinitely many resamples.
     """
-    from scipy.special import stdtrit  # Student's quantile
-
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or a.shape[1] < 2:
         raise UserError(f"flags of shape {a.shape} and {b.shape} are not (seeds, images) on the same images")
     if min(len(a), len(b)) < 2:
@@ -116,11 +114,10 @@ def crossed_bootstrap(a: FlagArray, b: FlagArray, *, confidence: float = 0.95) -
             f"{len(a)} against {len(b)} runs: a single run does not show how much the accuracy varies with the seed; "
             "give two or more runs on both sides, or one run on each side to compare the two models"
         )
-    z, df = normal_quantile(confidence), 2 * (min(len(a), len(b)) - 1)
-    t = float(stdtrit(df, (1 + confidence) / 2))
+    df = 2 * (min(len(a), len(b)) - 1)
     seeds, images = _variances(a, b)
     estimate = int(a.sum()) / a.size - int(b.sum()) / b.size
-    half = math.sqrt(t**2 * seeds + z**2 * images)
+    half = half_width(seeds, images, df, confidence)
     return Difference(estimate, estimate - half, estimate + half, p_value(abs(estimate), seeds, images, df), BOOTSTRAP)
 
 
@@ -144,8 +141,16 @@ def _variances(a: FlagArray, b: FlagArray) -> tuple[float, float]:
     return seeds, max(images - interaction, 0.0)
 
 
+def half_width(seeds: float, images: float, df: float, confidence: float) -> float:
+    """sqrt(t² V_seeds + z² V_images), t Student's quantile with df degrees of freedom, z the normal quantile."""
+    from scipy.special import stdtrit  # Student's quantile
+
+    z, t = normal_quantile(confidence), float(stdtrit(df, (1 + confidence) / 2))
+    return math.sqrt(t**2 * seeds + z**2 * images)
+
+
 def p_value(distance: float, seeds: float, images: float, df: float) -> float:
-    """The p-value at which the interval's half-width is this distance."""
+    """The p-value at which `half_width` is this distance."""
     from scipy.optimize import brentq
     from scipy.special import ndtri, stdtr  # the normal quantile, Student's distribution function
 
