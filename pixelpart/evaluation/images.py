@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pixelpart import draws, losses
 from pixelpart.attacks import ATTACKS
@@ -80,11 +80,23 @@ def start_noise(index: Tensor, x: Images, *, stream: str, seed: int, number: int
 # -- checks before an evaluation
 
 
-def check_model(model: Model, pictures: ImageSet) -> Logits:
+def check_counts(**counts: int | None) -> None:
+    """A UserError that names the first argument that is given and not a positive integer."""
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UserError(f"{name} {count!r} is not a whole number above 0")
+
+
+def check_model(model: nn.Module, pictures: ImageSet) -> Logits:
     """The logits of the first PROBES images, then of the same images with noise; a UserError if they are no logits.
 
     Only the noisy images show whether the model rounds pixels to 255 levels.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            raise UserError(
+                f"the model's weights are {_dtype(parameter)} ({name}); evaluation needs fp32: use model.float()"
+            )
     index = torch.arange(min(PROBES, len(pictures)))
     x, _ = pictures.take(index)
     noise = start_noise(index, x, stream="probe", seed=DEFAULT_SEED, number=0)

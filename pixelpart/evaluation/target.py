@@ -17,7 +17,7 @@ from pixelpart.config import Config, Size, data_label
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import load_archive
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.images import ImageSet
+from pixelpart.evaluation.images import ImageSet, check_counts
 from pixelpart.runs import Facts, Run, config_of, load_model
 from pixelpart.runtime import usercode
 from pixelpart.runtime.device import choose_device
@@ -71,8 +71,7 @@ def load_target(
 
     `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
     """
-    _check_count("images", images)
-    _check_count("batch_size", batch_size)
+    check_counts(images=images, batch_size=batch_size)
     kind, run = _identify(subject)
     shown = "a module" if kind == "module" else str(run.dir if run else subject)
     folder = _folder(out, run)
@@ -82,21 +81,7 @@ def load_target(
         reason = "needs out (--out FOLDER)" if folder is None else "is for a model that is not a run or checkpoint"
         raise UserError(f"name {name!r} {reason}")
     config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
-    options: dict[str, Any] = {}
-    if not isinstance(data, str) and (size or skip_bad):
-        raise UserError("--size and --skip-bad need --data folder:PATH")
-    if data is None:
-        if config is None:
-            known = ", ".join(sorted(sets.SETS))
-            raise UserError(f"{shown} brings no test images; give data (--data), one of {known}, or (images, labels)")
-        data, options = config.dataset, config.data_options
-    elif isinstance(data, str):
-        sets.use(data)  # named by the caller, so it may be user code
-        options = {"size": size, "skip_bad": skip_bad}
-        if data.startswith("folder:"):
-            as_trained = config or Config()
-            options["size"] = size or as_trained.data_options["size"]
-            options |= {"background": as_trained.background, "channels": as_trained.channels or 3}
+    data, options = _choose_data(data, config, shown, size=size, skip_bad=skip_bad)
     choose(SPLITS, split, "split")
     if split == HELD_OUT:
         _check_held_out(shown, config, data, options)
@@ -115,7 +100,6 @@ def load_target(
         model = subject if kind == "module" else make_model(subject, device=place)
     if config is not None and dataset is not None:
         _check_class_count(str(data), dataset, config)
-    _check_dtype(model)
 
     tags = {
         "subject": name or (None if kind == "module" or (run and folder == run.dir) else shown),
@@ -162,6 +146,28 @@ def _arguments(name: str, maker: Any, device: torch.device) -> dict[str, Any]:
     except TypeError as error:
         raise UserError(f"{name} is called without arguments, or with device only: {error}") from None
     return arguments
+
+
+def _choose_data(
+    data: Data | None, config: Config | None, shown: str, *, size: Size, skip_bad: bool
+) -> tuple[Data, dict[str, Any]]:
+    """The data that the caller gave, else those of the config, with the options of `data.find`."""
+    if not isinstance(data, str) and (size or skip_bad):
+        raise UserError("--size and --skip-bad need --data folder:PATH")
+    if data is None:
+        if config is None:
+            known = ", ".join(sorted(sets.SETS))
+            raise UserError(f"{shown} brings no test images; give data (--data), one of {known}, or (images, labels)")
+        return config.dataset, config.data_options
+    if not isinstance(data, str):
+        return data, {}
+    sets.use(data)  # named by the caller, so it may be user code
+    options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
+    if data.startswith("folder:"):
+        as_trained = config or Config()
+        options["size"] = size or as_trained.data_options["size"]
+        options |= {"background": as_trained.background, "channels": as_trained.channels or 3}
+    return data, options
 
 
 def _same_folder(data: str, other: str) -> bool:
@@ -272,21 +278,9 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
         ) from None
 
 
-def _check_count(name: str, count: int | None) -> None:
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise UserError(f"{name} {count!r} is not a whole number above 0")
-
-
 def _check_class_count(name: str, dataset: sets.DataSet, config: Config) -> None:
     """A UserError if a data set has more classes than a run's model."""
     known = sets.SETS.get(config.dataset)
     classes = known.num_classes if known else config.num_classes  # 0 in old runs
     if classes and dataset.num_classes > classes:
         raise UserError(f"{name} has {dataset.num_classes} classes, the model {classes}")
-
-
-def _check_dtype(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype != torch.float32:
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            raise UserError(f"the model's weights are {dtype} ({name}); evaluation needs fp32: use model.float()")
