@@ -235,12 +235,11 @@ def read_results(
 
 def _entries_by_attack(folder: Path, checkpoint: str, split: str, files: Sequence[str]) -> dict[str, list[Entry]]:
     """A run's own entries for a checkpoint and a split, by attack or corruption (fog-3)."""
-    RunFolder(folder).read_config()  # raises UserError if it is not a run folder
     found: dict[str, list[Entry]] = {}
     for entry in [entry for file in files for entry in read_entries(folder, file)]:
-        same_split = (entry.get("split") == HELD_OUT) == (split == HELD_OUT)  # images passed as tensors: with test
+        same_split = (entry["split"] == HELD_OUT) == (split == HELD_OUT)  # images passed as tensors: with test
         if entry.get("checkpoint") == checkpoint and entry.get("subject") is None and same_split:
-            found.setdefault(str(entry.get("attack")), []).append(entry)
+            found.setdefault(entry["attack"], []).append(entry)
     return found
 
 
