@@ -16,18 +16,13 @@ from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import MaskConfig
 from pixelpart.evaluation.attack_spec import EPS_LOW, THROUGH_MASK, WAYS, AttackSpec
 from pixelpart.evaluation.explain import apply_policy
-from pixelpart.evaluation.images import ImageSet, errs_inside, start_images
+from pixelpart.evaluation.images import errs_inside, start_images
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, Flags, Images, Labels, Model
 
 
-def check_mask(model: Classifier, pictures: ImageSet, mask: MaskConfig) -> None:
-    """A UserError if the model has no map to make a mask of: no features and head, or no such layer."""
-    important(model, *pictures.first(1), mask)
-
-
 def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tensor:
-    """Where the mask of these images is high: bool (b, 1 or 3, h, w)."""
+    """Where the mask of these images is high: bool (b, 1 or 3, h, w); a UserError if the model has no such map."""
     return apply_policy(model, x, y, mask, eps=1.0, eps_low=0.0).share >= 0.5
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size
 from pixelpart.errors import UserError
-from pixelpart.evaluation.adaptive import check_mask
+from pixelpart.evaluation.adaptive import important
 from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import check_gradient, check_model
@@ -96,7 +96,7 @@ def evaluate(
         if any(spec.needs_gradient for spec in specs):
             check_gradient(model, pictures)
         if masks := [spec.mask for spec in specs if spec.mask]:
-            check_mask(model, pictures, masks[0])
+            important(model, *pictures.first(1), masks[0])  # a UserError before any work
         model_key = ResultKey.of(model, target, probe)
         keys = {spec.name: dataclasses.replace(model_key, attack=spec.key_facts) for spec in specs}
         outcomes = _kept_results(store, keys, world, progress)
