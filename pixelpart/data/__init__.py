@@ -165,7 +165,7 @@ def require_masks(entry: DataSet, name: str) -> Callable[..., Tensor]:
 def get(name: str, *, root: Root = None, progress: Progress = silent, **options: Any) -> DataSetStatus:
     """Downloads a data set unless it is there, then verifies it; a set of image files is decoded too."""
     entry = find(name, **options)
-    if entry.get is not None:
+    if entry.get is not None and entry.files is not None and entry.files(root) is None:
         entry.get(root, progress)
     return verify(name, root=root, progress=progress, **options)
 
@@ -181,8 +181,9 @@ def verify(name: str, *, root: Root = None, progress: Progress = silent, **optio
 
 def listing(*, root: Root = None) -> list[DataSetStatus]:
     """The status of every data set; files are only looked for, not read."""
-    found = {name: "generated" if entry.files is None else "present" for name, entry in SETS.items()}
-    return [_status(name, SETS[name], root, status) for name, status in found.items()]
+    return [
+        _status(name, entry, root, "generated" if entry.files is None else "present") for name, entry in SETS.items()
+    ]
 
 
 def _status(name: str, entry: DataSet, root: Root, status: str) -> DataSetStatus:

@@ -1,7 +1,7 @@
 """What a data set is, where data sets are on disk, and the status of one."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Progress
 
 VARIABLE = "PIXELPART_DATA"
+AGAIN = "move the folder away to download it again"
 Root = str | os.PathLike[str] | None
 
 
@@ -23,16 +24,28 @@ def home(root: Root = None) -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / "pixelpart"
 
 
-def find_files(root: Root, layouts: Mapping[str, Sequence[str]]) -> tuple[Path, list[Path]] | None:
-    """The first folder of `layouts` that is under `root`, or is `root`, and its files; UserError if one is missing."""
+def find_files(root: Root, layouts: Mapping[str, Mapping[str, int | None]]) -> tuple[Path, list[Path]] | None:
+    """The first folder of `layouts` that is under `root`, or is `root`, and its files.
+
+    A layout has the bytes of each file, or None; UserError if a file is missing or has another size.
+    """
     base = home(root)
     folders = [base] if base.name in layouts else [base / name for name in layouts]
     if (folder := next((folder for folder in folders if folder.is_dir()), None)) is None:
         return None
-    paths = [folder / name for name in layouts[folder.name]]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise UserError(f"{folder} lacks {', '.join(missing)}")
-    return folder, paths
+    sizes = {folder / name: size for name, size in layouts[folder.name].items()}
+    if lacking := [path.name for path in sizes if not path.is_file()]:
+        raise UserError(f"{folder} lacks {', '.join(lacking)}; {AGAIN}")
+    for path, expected in sizes.items():
+        size = path.stat().st_size
+        if expected is not None and size != expected:
+            raise UserError(f"{path} has {size:,} bytes, not the {expected:,} of the official file; {AGAIN}")
+    return folder, list(sizes)
+
+
+def missing(name: str, root: Root, by_hand: str) -> UserError:
+    """The error that says how to get a data set that is not there."""
+    return UserError(f"no {name} under {home(root)}; run `pixelpart data get {name}`, or {by_hand}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class DataSet:
     counts: Mapping[str, int]  # images of each split
     about: str
     load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root); also `progress` if `decodes`
-    get: Callable[[Root, Progress], Path] | None = None  # downloads the set; None: nothing to download
+    get: Callable[[Root, Progress], None] | None = None  # downloads the set; None: nothing to download
     source: str = ""  # the first address that `get` tries
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
     check: Callable[..., str | None] | None = None  # reads all files; returns a status, None: verified

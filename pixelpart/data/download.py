@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pixelpart.errors import UserError
-from pixelpart.files import sync_folder
 from pixelpart.runtime.progress import Progress, silent
 
 CHUNK = 1 << 20
@@ -49,6 +48,18 @@ def fetched_archive(url: str, base: Path, *, md5: str, progress: Progress) -> It
     yield fetch(url, archive, md5=md5, progress=progress)
     if not users_own:
         archive.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill under another name; at the end it becomes `folder`, after an error it is deleted."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        part.mkdir(exist_ok=True)
+        yield part
+        os.rename(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def digest(path: Path, algorithm: str) -> str:
@@ -156,25 +167,6 @@ def read_members(archive: Path, names: list[str], progress: Progress) -> list[by
     if missing := [name for name in names if name not in found]:
         raise Unavailable(f"{archive.name} lacks {', '.join(missing)}")
     return [found[name] for name in names]
-
-
-def write_folder(files: dict[str, bytes], folder: Path) -> None:
-    """Creates `folder` with these files, all or none: written under another name, synced, renamed."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
-        for name, content in files.items():
-            with (part / name).open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        sync_folder(part)
-        os.rename(part, folder)
-        sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def _size(path: Path) -> int:

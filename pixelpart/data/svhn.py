@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pixelpart.data.dataset import Root, home
+from pixelpart.data.dataset import Root, home, missing
 from pixelpart.data.download import digest, downloading, fetch
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.progress import Progress, silent
@@ -49,7 +49,7 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, 32, 32) and labels (n,) of a split, digit 0 as 0; UserError if the file is not SVHN's."""
     name = choose(FILES, split, "split")
     if (found := present(root)) is None:
-        raise UserError(f"no svhn under {home(root)}; run `pixelpart data get svhn`, or {_by_hand(home(root))}")
+        raise missing("svhn", root, _by_hand(home(root)))
     x, y = _arrays(path := found[0] / name, official=digest(found[0] / name, "md5") == MD5[split])
     n, wrong = COUNTS[split], f"{path} is not SVHN's {name}:"
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.size != n or y.dtype.kind not in "iuf":
@@ -102,15 +102,12 @@ def check(root: Root = None) -> str:
     return "verified" if official else "unofficial"
 
 
-def get(root: Root = None, progress: Progress = silent) -> Path:
-    """The folder with SVHN's two files, downloaded unless they are there."""
-    if (found := present(root)) is not None:
-        return found[0]
+def get(root: Root = None, progress: Progress = silent) -> None:
+    """Downloads SVHN's two files."""
     base = home(root)
     with downloading("svhn", base / "svhn", _by_hand(base)):
         for split, name in FILES.items():
             fetch(URL + name, base / "svhn" / name, md5=MD5[split], progress=progress)
-    return base / "svhn"
 
 
 def _by_hand(base: Path) -> str:

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import os
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -16,8 +15,8 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from pixelpart.data.dataset import DataSet, Root, home
-from pixelpart.data.download import Unavailable, downloading, fetched_archive
+from pixelpart.data.dataset import DataSet, Root, home, missing
+from pixelpart.data.download import Unavailable, downloading, fetched_archive, new_folder
 from pixelpart.data.image_cache import DecodedImages, decode_images
 from pixelpart.data.image_file import read_image
 from pixelpart.data.tinyimagenet_classes import NAMES, WNIDS
@@ -37,34 +36,26 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom, in pixels
 Item = tuple[Path, int, Box]
 
 
-def locate(root: Root = None) -> Path | None:
-    """The folder of the data set under `root`, or `root` itself if it is that folder."""
-    base = home(root)
-    return next((place for place in (base / FOLDER, base) if (place / "wnids.txt").is_file()), None)
-
-
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
-    """The folder and the files of both splits in it; they are not opened."""
-    if (folder := locate(root)) is None:
+    """The folder, under `root` or `root` itself, and the files of both splits in it; they are not opened."""
+    base = home(root)
+    folder = next((place for place in (base / FOLDER, base) if (place / "wnids.txt").is_file()), None)
+    if folder is None:
         return None
     lists = [folder / "wnids.txt", folder / "val" / "val_annotations.txt"]
-    if missing := [str(path.relative_to(folder)) for path in lists if not path.is_file()]:
-        raise UserError(f"{folder} lacks {', '.join(missing)}")
     pictures = [folder / "train" / wnid / "images" for wnid in WNIDS] + [folder / "val" / "images"]
-    if missing := [str(path.relative_to(folder)) for path in pictures if not path.is_dir()]:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise UserError(f"{folder} lacks {', '.join(missing[:3])}{more}")
+    if lacking := [str(path.relative_to(folder)) for path in lists + pictures if not path.exists()]:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise UserError(f"{folder} lacks {', '.join(lacking[:3])}{more}")
     return folder, lists + [Path(entry.path) for place in pictures for entry in os.scandir(place)]
 
 
 def list_images(split: str, root: Root = None) -> list[Item]:
     """Path, label and box of every image of a split, from the official lists; nothing is decoded."""
     read = choose({"train": _train, "test": _validation}, split, "split")
-    if (folder := locate(root)) is None:
-        raise UserError(
-            f"no tinyimagenet under {home(root)}; run `pixelpart data get tinyimagenet`, or {_by_hand(home(root))}"
-        )
-    present(folder)
+    if (found := present(root)) is None:
+        raise missing("tinyimagenet", root, _by_hand(home(root)))
+    folder, _ = found
     items = read(folder)
     each = COUNTS[split] // len(WNIDS)
     counts = torch.bincount(torch.tensor([label for _, label, _ in items]), minlength=len(WNIDS))
@@ -179,30 +170,24 @@ def _decode(
     )
 
 
-def get(root: Root = None, progress: Progress = silent) -> Path:
-    """The folder with the data set, downloaded unless it is there."""
-    if (found := locate(root)) is not None:
-        present(found)
-        return found
+def get(root: Root = None, progress: Progress = silent) -> None:
+    """Downloads and unpacks the official archive."""
     base = home(root)
-    part = base / f".{FOLDER}.{os.getpid()}.part"
-    try:
-        with (
-            downloading("tinyimagenet", base, _by_hand(base)),
-            fetched_archive(URL, base, md5=URL_MD5, progress=progress) as archive,
-        ):
-            try:
-                with zipfile.ZipFile(archive) as zipped:
-                    names = [name for name in zipped.namelist() if name.startswith(f"{FOLDER}/")]
-                    for done, name in enumerate(names, start=1):
-                        zipped.extract(name, part)
-                        progress("unpacking", done, len(names), "")
-            except zipfile.BadZipFile as error:
-                raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
-            os.rename(part / FOLDER, base / FOLDER)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return base / FOLDER
+    with (
+        downloading("tinyimagenet", base, _by_hand(base)),
+        fetched_archive(URL, base, md5=URL_MD5, progress=progress) as archive,
+        new_folder(base / FOLDER) as folder,
+    ):
+        try:
+            with zipfile.ZipFile(archive) as zipped:
+                files = [file for file in zipped.infolist() if not file.is_dir()]
+                members = [file for file in files if file.filename.startswith(f"{FOLDER}/")]
+                for done, member in enumerate(members, start=1):
+                    member.filename = member.filename.removeprefix(f"{FOLDER}/")
+                    zipped.extract(member, folder)
+                    progress("unpacking", done, len(members), "")
+        except zipfile.BadZipFile as error:
+            raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
 
 
 def _by_hand(base: Path) -> str:

@@ -4,16 +4,16 @@ import pickle
 import numpy as np
 import pytest
 
-from pixelpart.data.safe_pickle import read_batch
+from pixelpart.data import cifar_files
 from pixelpart.errors import UserError
 
-DATA = np.arange(24, dtype=np.uint8).reshape(4, 6)
+DATA = np.arange(4 * 3072).astype(np.uint8).reshape(4, 3072)
 LABELS = [3, 1, 4, 1]
 
 
 def read(path, content):
     path.write_bytes(content)
-    return read_batch(path, images=4, pixels=6)
+    return cifar_files.read_rows(path, 4)
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_a_pickle_of_python_2_is_read(path):
     """Opcodes as Python 2's cPickle wrote them: strings and array content as str, numpy under its old name."""
     content = (
         b"\x80\x02}q\x00(U\x06labels]q\x01(K\x03K\x01K\x04K\x01eU\x04datacnumpy.core.multiarray\n_reconstruct\n"
-        b"cnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x04K\x06\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
-        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x18" + DATA.tobytes() + b"tbu."
+        b"cnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x04M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x30\x00\x00" + DATA.tobytes() + b"tbu."
     )
     assert np.array_equal(pickle.loads(content, encoding="bytes")[b"data"], DATA)
     assert np.array_equal(read(path, content)[:, 1:], DATA)
@@ -64,7 +64,7 @@ class Runs:
 )
 def test_a_pickle_that_names_code_is_refused_and_nothing_runs(path, tmp_path, hostile):
     mark = tmp_path / "mark"
-    with pytest.raises(UserError, match=r"it names |its structure"):
+    with pytest.raises(UserError, match=r"it names "):
         read(path, pickle.dumps({"data": DATA, "labels": LABELS, "extra": hostile(mark)}))
     assert not mark.exists()
 
@@ -77,11 +77,9 @@ def test_a_pickle_that_names_code_is_refused_and_nothing_runs(path, tmp_path, ho
         pickle.dumps({"data": DATA, "labels": [0, 1, 2, 300]}),
         pickle.dumps({"data": DATA, "labels": [0, 1, 2, True]}),
         pickle.dumps({"data": DATA, "labels": doubled([], 60)}),  # 2^60 lists, in a few bytes
-        pickle.dumps({"data": doubled((), 60), "labels": LABELS}),
-        pickle.dumps({"data": DATA, "labels": [doubled([], 60)] * 4}),
+        b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s.",  # a key of 2^60 tuples
         b"\x80\x04}" + b")" + b"\x85" * 10**6 + b"K\x01s.",  # a key of 10^6 nested tuples: its hash overflows the stack
         pickle.dumps({"data": np.asfortranarray(DATA), "labels": LABELS}),
-        b"(" * 100_000 + b"t" * 100_000 + b".",
     ],
 )
 def test_anything_else_is_a_user_error(path, content):
