@@ -21,6 +21,7 @@ from pixelpart.runtime.progress import Progress, silent
 CHUNK = 1 << 20
 TIMEOUT = 20.0  # seconds without a byte
 NPM_TIMEOUT = 1800.0
+ATTEMPTS = 5  # without a new byte
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO}
 
 
@@ -68,18 +69,15 @@ def digest(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def fetch(url: str, path: Path, *, md5: str, progress: Progress = silent, attempts: int = 5) -> Path:
+def fetch(url: str, path: Path, *, md5: str, progress: Progress = silent) -> Path:
     """`path`, holding the file at `url` with this md5. A download that breaks off leaves `path`.part and is resumed."""
-    host = urlsplit(url).hostname
     if path.exists():
         if (found := digest(path, "md5")) != md5:
             raise Unavailable(f"{path} has md5 {found}, not {md5}")
         return path
-    part = path.with_name(path.name + ".part")
-    most = failures = 0
+    host, part, failures = urlsplit(url).hostname, path.with_name(path.name + ".part"), 0
     while True:
         received = _size(part)
-        most = max(most, received)
         try:
             _receive(url, part, received, progress)
         except urllib.error.HTTPError as error:
@@ -87,12 +85,11 @@ def fetch(url: str, path: Path, *, md5: str, progress: Progress = silent, attemp
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 raise
-            if _size(part) > most:
-                continue
-            failures += 1
-            if most == 0 or failures == attempts:
-                kept = f" after {most:,} bytes, which are kept for the next attempt" if most else ""
-                raise Unavailable(f"{host}: {_reason(error)}{kept}") from None
+            kept = _size(part)
+            failures += kept <= received
+            if kept == 0 or failures == ATTEMPTS:
+                note = f" after {kept:,} bytes, which are kept for the next attempt" if kept else ""
+                raise Unavailable(f"{host}: {_reason(error)}{note}") from None
             continue
         if (found := digest(part, "md5")) == md5:
             os.replace(part, path)

@@ -4,7 +4,6 @@ Netzer et al., "Reading digits in natural images with unsupervised feature learn
 is (n, 1) with the digit 0 as 10.
 """
 
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +49,8 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
     name = choose(FILES, split, "split")
     if (found := present(root)) is None:
         raise missing("svhn", root, _by_hand(home(root)))
-    x, y = _arrays(path := found[0] / name, official=digest(found[0] / name, "md5") == MD5[split])
+    path = found[0] / name
+    x, y = _arrays(path, official=digest(path, "md5") == MD5[split])
     n, wrong = COUNTS[split], f"{path} is not SVHN's {name}:"
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.size != n or y.dtype.kind not in "iuf":
         shapes = f"X is {x.dtype} {x.shape} and y {y.dtype} {y.shape}, not uint8 (32, 32, 3, {n}) and ({n}, 1)"
@@ -65,31 +65,24 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
 
 
 def _arrays(path: Path, *, official: bool) -> tuple[Any, Any]:
-    """X and y of a .mat file. Files other than the official ones are parsed in a process of their own.
+    """X and y of a .mat file. One that is not official is first parsed in a process of its own.
 
     scipy's parser may crash on a corrupt file.
     """
-    if official:
-        from scipy.io import loadmat
+    from scipy.io import loadmat
 
-        arrays = loadmat(path, variable_names=["X", "y"])
-        return arrays["X"], arrays["y"]
-    done = subprocess.run([sys.executable, "-c", PARSE, path], capture_output=True)
-    if done.returncode:
-        reason = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1].partition(": ")[2]
-        raise UserError(f"{path} is not a readable .mat file: {reason or 'the parser crashed'}")
-    file = io.BytesIO(done.stdout)
-    return np.load(file, allow_pickle=False), np.load(file, allow_pickle=False)
+    if not official:
+        done = subprocess.run([sys.executable, "-c", PARSE, path], capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or [""])[-1].partition(": ")[2]
+            raise UserError(f"{path} is not a readable .mat file: {reason or 'the parser crashed'}")
+    arrays = loadmat(path, variable_names=["X", "y"])
+    if lacking := [name for name in ("X", "y") if name not in arrays]:
+        raise UserError(f"{path} has no array {' and no array '.join(lacking)}")
+    return arrays["X"], arrays["y"]
 
 
-PARSE = """
-import sys, numpy, scipy.io
-arrays = scipy.io.loadmat(sys.argv[1], variable_names=["X", "y"])
-if missing := [name for name in ("X", "y") if not isinstance(arrays.get(name), numpy.ndarray)]:
-    raise ValueError("it has no array " + " and no array ".join(missing))
-for name in ("X", "y"):
-    numpy.save(sys.stdout.buffer, arrays[name], allow_pickle=False)
-"""
+PARSE = "import sys, scipy.io; scipy.io.loadmat(sys.argv[1], variable_names=['X', 'y'])"
 
 
 def check(root: Root = None) -> str:

@@ -50,9 +50,7 @@ def test_checksums_decide_whether_files_are_official(fake, tmp_path, monkeypatch
 def test_other_mat_files_are_refused(fake, tmp_path):
     path = tmp_path / "train_32x32.mat"
     savemat(path, {"Z": np.zeros(3)})
-    with pytest.raises(
-        UserError, match=r"train_32x32.mat is not a readable \.mat file: it has no array X and no array y"
-    ):
+    with pytest.raises(UserError, match=r"train_32x32.mat has no array X and no array y"):
         data.load("svhn", root=tmp_path)
     path.write_bytes(b"no mat at all")
     with pytest.raises(UserError, match=r"train_32x32.mat is not a readable \.mat file"):
