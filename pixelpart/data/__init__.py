@@ -145,7 +145,7 @@ def read_picture(path: str | os.PathLike[str], config: Config) -> Tensor:
     shape = known.shape if known else (config.channels or 3, *height_width(config.size))
     try:
         return torch.tensor(read_image(Path(path), shape, background=config.background)[0])
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f"{path} {error}") from None
 
 

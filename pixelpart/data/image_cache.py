@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pixelpart.data.dataset import Root, home
 from pixelpart.errors import UserError
-from pixelpart.files import exclusive_lock, parse_json, read_text
+from pixelpart.files import atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runtime.progress import Progress, silent
 
 VERSION = 3  # to be raised when a decoder's pixels change
@@ -32,7 +32,7 @@ CHUNK = 64  # files per task
 SHOWN = 3  # bad files that an error message lists
 Shape = tuple[int, int, int]  # channels, height, width
 _verified: set[tuple[Any, ...]] = set()  # cache files that this process has hashed
-Decoder = Callable[[Path], tuple[NDArray[np.uint8], bool]]  # pixels, and whether some were transparent; or ValueError
+Decoder = Callable[[Path], tuple[NDArray[np.uint8], bool]]  # pixels, and whether some were transparent; or UserError
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,10 @@ def _key(paths: Sequence[Path], shape: Shape, settings: str) -> str:
 
 
 def _write(
-    paths: Sequence[Path],
-    decode: Decoder,
-    shape: Shape,
-    target: Path,
-    progress: Progress,
-    *,
-    title: str,
+    paths: Sequence[Path], decode: Decoder, shape: Shape, target: Path, progress: Progress, *, title: str
 ) -> None:
     """Both files, each written under another name and then renamed; the array last."""
-    facts_file = target.with_suffix(".json")
-    part, facts_part = (path.with_name(f".{path.name}.part") for path in (target, facts_file))
+    part = target.with_name(f".{target.name}.part")
     bad: dict[int, str] = {}
     transparent: set[int] = set()
     try:
@@ -157,7 +150,7 @@ def _write(
                     images[number], see_through = decode(paths[number])
                     if see_through:
                         transparent.add(number)
-                except ValueError as error:
+                except UserError as error:
                     bad[number] = str(error)
             return min(CHUNK, len(paths) - begin)
 
@@ -177,8 +170,7 @@ def _write(
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         facts = {"bad": {str(number): bad[number] for number in sorted(bad)}, "transparent": len(transparent)}
-        facts_part.write_text(json.dumps(facts | {"sha256": _sum(facts, images)}, indent=1))
-        os.replace(facts_part, facts_file)
+        atomic_write(target.with_suffix(".json"), json.dumps(facts | {"sha256": _sum(facts, images)}, indent=1))
         os.replace(part, target)
     finally:
         with contextlib.suppress(OSError):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pixelpart.errors import UserError
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
@@ -33,7 +35,7 @@ def read_image(
 ) -> tuple[NDArray[np.uint8], bool]:
     """The image upright, cropped around its centre and resized: uint8 (3 or 1, height, width); was it transparent?
 
-    `exact`: refuse images of another size. ValueError, in one clause, for a file that cannot be used.
+    `exact`: refuse images of another size. UserError, in one clause, for a file that cannot be used.
     """
     from PIL import Image, ImageOps
 
@@ -49,31 +51,27 @@ def read_image(
             if image.size != (width, height):
                 image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
             return np.ascontiguousarray(np.asarray(image).reshape(height, width, -1).transpose(2, 0, 1)), transparent
-    except _Refused as error:
-        raise ValueError(str(error)) from None
+    except UserError:
+        raise
     except Image.UnidentifiedImageError:
-        raise ValueError(f"is not an image in a known format ({', '.join(FORMATS)})") from None
+        raise UserError(f"is not an image in a known format ({', '.join(FORMATS)})") from None
     except Exception as error:  # a corrupt file can raise anything
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"cannot be decoded: {reason}") from None
-
-
-class _Refused(Exception):
-    pass
+        raise UserError(f"cannot be decoded: {reason}") from None
 
 
 def _check_image(image: "ImageFile", path: Path, size: tuple[int, int] | None) -> None:
     width, height = image.size
     if size is not None and size != image.size:
-        raise _Refused(f"has {width}x{height} pixels, not {size[0]}x{size[1]}")
+        raise UserError(f"has {width}x{height} pixels, not {size[0]}x{size[1]}")
     if min(image.size) < SMALLEST:
-        raise _Refused(f"has {width}x{height} pixels, which is too small")
+        raise UserError(f"has {width}x{height} pixels, which is too small")
     if image.format == "PNG" and image.mode.startswith("I"):
         return
     if image.format != "PNG" and (image.mode.startswith(("I", "F")) or _over_8_bits(image, path)):
-        raise _Refused(f"has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
+        raise UserError(f"has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits first")
     if image.mode not in MODES:
-        raise _Refused(f"has colour mode {image.mode}; convert it to RGB first")
+        raise UserError(f"has colour mode {image.mode}; convert it to RGB first")
 
 
 def _over_8_bits(image: "ImageFile", path: Path) -> bool:
