@@ -84,31 +84,28 @@ class CorruptionGenerator:
 
     def images(self, corruption: str, severity: int, progress: Progress) -> Tensor:
         if self.cache is None:
-            n, name = len(self.clean), self.name(corruption)
-            return self._generate(corruption, severity, lambda done: progress("corrupting", done, n, name))
+            return _tensor(self._generate(corruption, (severity,), progress))
         if corruption not in self.recent:
-            saved = self._read_cache(corruption)
             self.recent.clear()
-            self.recent[corruption] = self._generate_all(corruption, progress) if saved is None else saved
+            stack = self._read_cache(corruption)
+            if stack is None:
+                stack = self._generate(corruption, SEVERITIES, progress)
+                self._write_cache(corruption, stack)
+            self.recent[corruption] = stack
         n = len(self.clean)
         return _tensor(self.recent[corruption][(severity - 1) * n : severity * n])
 
-    def _generate(self, corruption: str, severity: int, on_done: Callable[[int], None]) -> Tensor:
-        return corrupt(self.clean, corruption, severity, seed=SEED, frost=self.frost, on_done=on_done)
+    def _generate(self, corruption: str, severities: Sequence[int], progress: Progress) -> Pixels:
+        """The images at each severity, in the layout of CIFAR-10-C."""
+        n, parts = len(self.clean), list[Pixels]()
 
-    def _generate_all(self, corruption: str, progress: Progress) -> Pixels:
-        n, name = len(self.clean), self.name(corruption)
-        total = n * len(SEVERITIES)
-        parts: list[Pixels] = []
+        def report(done: int) -> None:
+            progress("corrupting", n * len(parts) + done, n * len(severities), self.name(corruption))
 
-        def add(done: int) -> None:
-            progress("corrupting", n * len(parts) + done, total, name)
-
-        for severity in SEVERITIES:
-            parts.append(self._generate(corruption, severity, add).permute(0, 2, 3, 1).numpy())
-        stack = np.concatenate(parts)
-        self._write_cache(corruption, stack)
-        return stack
+        for severity in severities:
+            images = corrupt(self.clean, corruption, severity, seed=SEED, frost=self.frost, on_done=report)
+            parts.append(images.permute(0, 2, 3, 1).numpy())
+        return np.concatenate(parts)
 
     def _facts(self, corruption: str) -> Facts:
         frost = [_sum(picture) for picture in self.frost] if corruption == "frost" and self.frost is not None else None
