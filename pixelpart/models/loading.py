@@ -35,9 +35,7 @@ def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
         (_without_scaling(_rename(names, model), own) for names in _without_prefixes(_find_weights(source, named))),
         key=lambda found: len(found[0].keys() ^ own.keys()),
     )
-    what = f"{named} does not fit {type(model).__name__}"
-    _check_kinds(given | dict(zip(("the scaling's mean", "the scaling's std"), scaling or (), strict=False)), what)
-    _check_names_and_shapes(own, given, what)
+    _check_names_and_shapes(own, given, f"{named} does not fit {type(model).__name__}")
     for name, tensor in given.items():
         own[name].copy_(tensor)
     if scaling is not None:
@@ -102,20 +100,9 @@ def _rename(state: State, model: Classifier) -> State:
 def _without_scaling(state: State, own: State) -> tuple[State, tuple[Tensor, Tensor] | None]:
     for mean, std in SCALINGS:
         if mean in state and std in state and mean not in own:
-            return {name: tensor for name, tensor in state.items() if name not in (mean, std)}, (
-                state[mean],
-                state[std],
-            )
+            weights = {name: tensor for name, tensor in state.items() if name not in (mean, std)}
+            return weights, (state[mean], state[std])
     return state, None
-
-
-def _check_kinds(given: State, what: str) -> None:
-    """UserError unless every tensor is dense, real and in memory."""
-    for name, tensor in given.items():
-        dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
-        if not dense or tensor.is_meta or tensor.is_complex():
-            kind = "on the meta device" if tensor.is_meta else "complex" if tensor.is_complex() else "not dense"
-            raise UserError(f"{what}: {name} is {kind}; expected dense real tensors")
 
 
 def _check_names_and_shapes(own: State, given: State, what: str) -> None:

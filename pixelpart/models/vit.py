@@ -88,6 +88,8 @@ class VisionTransformer(Classifier):
         self.grid = size // patch
         self.patch_embed = Patches(size, patch, width, channels)
         self.pos_embed = nn.Parameter(torch.empty(1, self.grid**2 + self.class_token, width))
+        if self.class_token:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.linear = nn.Linear(width, num_classes)
@@ -144,10 +146,6 @@ class Deit(VisionTransformer):
     """
 
     class_token = True
-
-    def __init__(self, num_classes: int, *, size: int, width: int, depth: int, heads: int, channels: int = 3) -> None:
-        super().__init__(num_classes, size=size, width=width, depth=depth, heads=heads, channels=channels)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, width))
 
     @property
     def pooled_linear(self) -> None:

@@ -14,6 +14,7 @@ from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
 
 Function = Callable[[Tensor], Tensor]
+ModelPart = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,9 @@ class PooledLinear:
         return module.get_submodule(self.name)(acts.mean((2, 3)))
 
 
-@dataclass(frozen=True)
-class TimmLastBlock:
+def timm_last_block(module: Any, tokens: Tensor) -> Tensor:
     """The last block, the norm and the head of timm's transformers."""
-
-    def __call__(self, module: Any, tokens: Tensor) -> Tensor:
-        return module.forward_head(module.norm(module.blocks[-1](tokens)))
+    return module.forward_head(module.norm(module.blocks[-1](tokens)))
 
 
 @dataclass(frozen=True)
@@ -95,16 +93,6 @@ class _Retraced(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.tracer.create_proxy("call_function", target, args, kwargs)
-
-
-@dataclass(frozen=True)
-class WholeModule:
-    """The logits: of the images as features, of themselves as head. For a network whose parts are not known."""
-
-    is_head: bool
-
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        return x if self.is_head else module(x)
 
 
 @dataclass(frozen=True)
@@ -140,9 +128,6 @@ class _CallOf(nn.Module):
         return self._function[0](x)
 
 
-ModelPart = OutputOf | CallByName | PooledLinear | TimmLastBlock | GraphPart | WholeModule | PlainFunction
-
-
 class Wrapped(Classifier):
     def __init__(self, module: nn.Module, features: ModelPart, head: ModelPart, found: str = "") -> None:
         super().__init__()
@@ -168,7 +153,7 @@ class WrappedTransformer(Wrapped):
     """A vision transformer of timm; features are the tokens (b, t, f) before the last block."""
 
     def __init__(self, module: Any) -> None:
-        super().__init__(module, OutputOf(f"blocks.{len(module.blocks) - 2}"), TimmLastBlock())
+        super().__init__(module, OutputOf(f"blocks.{len(module.blocks) - 2}"), timm_last_block)
         self.class_token = module.global_pool == "token"
 
     def attentions(self, x: Tensor) -> tuple[list[Tensor], Tensor]:

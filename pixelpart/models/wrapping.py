@@ -19,7 +19,6 @@ from pixelpart.models.wrapped import (
     OutputOf,
     PlainFunction,
     PooledLinear,
-    WholeModule,
     Wrapped,
     WrappedTransformer,
 )
@@ -61,9 +60,17 @@ def wrap_if_possible(module: nn.Module, example: Tensor) -> Classifier:
     try:
         return wrap(module, example=example)
     except UserError as error:
-        wrapped = Wrapped(module, WholeModule(is_head=False), WholeModule(is_head=True))
+        wrapped = Wrapped(module, features=_logits, head=_unchanged)
         wrapped.no_maps = str(error)
         return wrapped
+
+
+def _logits(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x)
+
+
+def _unchanged(module: nn.Module, logits: Tensor) -> Tensor:
+    return logits
 
 
 def _find(module: nn.Module, example: Tensor) -> Wrapped:
@@ -164,7 +171,7 @@ def _logits_of(module: nn.Module, function: Function, example: Tensor) -> Tensor
     with borrowed(module), torch.no_grad():
         try:
             logits = function(example)
-        except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, AttributeError) as error:
+        except Exception as error:  # of the module's own code
             if whole:
                 raise UserError(
                     f"{name} fails on images of shape {tuple(example.shape)}; pass an example to wrap ({error})"
