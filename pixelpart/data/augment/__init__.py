@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from pixelpart.data.augment.kinds import draw_crop_flip, draw_cutmix, draw_cutout, draw_idbh, draw_none
-from pixelpart.data.augment.moving import apply, apply_to_images, kept_share, mix_labels
+from pixelpart.data.augment.moving import apply, apply_to_images, mix_labels
 from pixelpart.data.augment.params import PAD, Params
 from pixelpart.errors import choose
 
@@ -26,4 +26,4 @@ def draw(kind: str, n: int, *, generator: torch.Generator | None = None) -> Para
     return choose(AUGMENTS, kind, "augment")(n, torch.Generator().manual_seed(0) if generator is None else generator)
 
 
-__all__ = ["AUGMENTS", "PAD", "Params", "apply", "apply_to_images", "draw", "kept_share", "mix_labels"]
+__all__ = ["AUGMENTS", "PAD", "Params", "apply", "apply_to_images", "draw", "mix_labels"]

@@ -80,14 +80,9 @@ def partner_rows(mix: Mix) -> Int64[Tensor, " b"]:
     return (torch.arange(n, device=mix.step.device) + mix.step).clamp(0, n - 1)
 
 
-def kept_share(mix: Mix, size: tuple[int, int]) -> Float[Tensor, " b"]:
-    """The share of pixels that are still the image's own."""
-    return 1 - inside_box(mix.box, size).float().mean((1, 2))
-
-
 def mix_labels(params: Params, y: Probabilities, size: tuple[int, int]) -> Probabilities:
     """Labels of the augmented images: kept y + (1 - kept) y of the partner (Yun et al. 2019); y without mixing."""
     if params.mix is None:
         return y
-    share = kept_share(params.mix, size).to(y.dtype)[:, None]
-    return share * y + (1 - share) * y[partner_rows(params.mix)]
+    kept = (1 - inside_box(params.mix.box, size).float().mean((1, 2))).to(y.dtype)[:, None]
+    return kept * y + (1 - kept) * y[partner_rows(params.mix)]
