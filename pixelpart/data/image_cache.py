@@ -6,7 +6,6 @@ files and over the settings of the decoder is part of its name, so that a change
 match, the images are decoded again.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -28,7 +27,6 @@ from pixelpart.files import atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runtime.progress import Progress, silent
 
 VERSION = 3  # to be raised when a decoder's pixels change
-CHUNK = 64  # files per task
 SHOWN = 3  # bad files that an error message lists
 Shape = tuple[int, int, int]  # channels, height, width
 _verified: set[tuple[Any, ...]] = set()  # cache files that this process has hashed
@@ -140,28 +138,23 @@ def _write(
     transparent: set[int] = set()
     try:
         images = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=(len(paths), *shape))
-        if hasattr(os, "posix_fallocate"):  # not on macOS; a full disk is an error now instead of a bus error later
-            with part.open("rb+") as file:
-                os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+        with part.open("rb+") as file:  # a full disk is an error now instead of a bus error later
+            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
 
-        def fill(begin: int) -> int:
-            for number in range(begin, min(begin + CHUNK, len(paths))):
-                try:
-                    images[number], see_through = decode(paths[number])
-                    if see_through:
-                        transparent.add(number)
-                except UserError as error:
-                    bad[number] = str(error)
-            return min(CHUNK, len(paths) - begin)
+        def fill(number: int) -> None:
+            try:
+                images[number], see_through = decode(paths[number])
+                if see_through:
+                    transparent.add(number)
+            except UserError as error:
+                bad[number] = str(error)
 
-        done = 0
         with (
             warnings.catch_warnings(),
             ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool,  # Pillow decodes without the GIL
         ):
             warnings.simplefilter("ignore")  # Pillow warns about metadata
-            for n in pool.map(fill, range(0, len(paths), CHUNK)):
-                done += n
+            for done, _ in enumerate(pool.map(fill, range(len(paths))), start=1):
                 progress(title, done, len(paths), "")
         for place, number in enumerate(i for i in range(len(paths)) if i not in bad):
             if place != number:
@@ -173,8 +166,7 @@ def _write(
         atomic_write(target.with_suffix(".json"), json.dumps(facts | {"sha256": _sum(facts, images)}, indent=1))
         os.replace(part, target)
     finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def bad_files_message(bad: list[str]) -> str:

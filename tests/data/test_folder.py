@@ -52,7 +52,7 @@ def test_classes_are_folders_in_order_and_images_are_squares_of_the_size(base):
         assert (found - torch.tensor(colour)).abs().max() < 4  # JPEG
     assert data.find(f"folder:{base}", size=16).classes == tuple(COLOURS)
     assert load(base, "test")[1].sort().values.tolist() == [0, 0, 1, 1, 2, 2]
-    assert reports == [("decoding folder-photos-train", 12, 12, "")]
+    assert reports[-1] == ("decoding folder-photos-train", 12, 12, "")
 
 
 def test_the_first_test_images_are_of_several_classes(tmp_path):
