@@ -69,11 +69,7 @@ def frost_pictures(folder: str | Path | None = None) -> list[Pixels] | None:
     folder = Path(folder).expanduser()
     if missing := [name for name in PICTURES if not (folder / name).is_file()]:
         raise UserError(f"{folder} lacks {', '.join(missing)}")
-    pictures = []
-    for name in PICTURES:
-        try:
-            with Image.open(folder / name) as picture:
-                pictures.append(np.asarray(picture.convert("RGB")))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{folder / name} cannot be read: {error}") from None
-    return pictures
+    try:
+        return [np.asarray(Image.open(folder / name).convert("RGB")) for name in PICTURES]
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"a picture of frost in {folder} cannot be read: {error}") from None
