@@ -12,7 +12,7 @@ from pixelpart.errors import UserError
 from pixelpart.runtime.progress import Progress
 
 VARIABLE = "PIXELPART_DATA"
-AGAIN = "move the folder away to download it again"
+AGAIN = "move its files away to download it again"
 Root = str | os.PathLike[str] | None
 
 
@@ -25,22 +25,24 @@ def home(root: Root = None) -> Path:
 
 
 def find_files(root: Root, layouts: Mapping[str, Mapping[str, int | None]]) -> tuple[Path, list[Path]] | None:
-    """The first folder of `layouts` that is under `root`, or is `root`, and its files.
+    """The first folder of `layouts` under `root`, or `root` itself, that has one of its files; and all its files.
 
     A layout has the bytes of each file, or None; UserError if a file is missing or has another size.
     """
     base = home(root)
-    folders = [base] if base.name in layouts else [base / name for name in layouts]
-    if (folder := next((folder for folder in folders if folder.is_dir()), None)) is None:
-        return None
-    sizes = {folder / name: size for name, size in layouts[folder.name].items()}
-    if lacking := [path.name for path in sizes if not path.is_file()]:
-        raise UserError(f"{folder} lacks {', '.join(lacking)}; {AGAIN}")
-    for path, expected in sizes.items():
-        size = path.stat().st_size
-        if expected is not None and size != expected:
-            raise UserError(f"{path} has {size:,} bytes, not the {expected:,} of the official file; {AGAIN}")
-    return folder, list(sizes)
+    for folder, files in ((place, files) for name, files in layouts.items() for place in (base / name, base)):
+        sizes = {folder / name: size for name, size in files.items()}
+        lacking = [path.name for path in sizes if not path.is_file()]
+        if len(lacking) == len(sizes):
+            continue
+        if lacking:
+            raise UserError(f"{folder} lacks {', '.join(lacking)}; {AGAIN}")
+        for path, expected in sizes.items():
+            size = path.stat().st_size
+            if expected is not None and size != expected:
+                raise UserError(f"{path} has {size:,} bytes, not the {expected:,} of the official file; {AGAIN}")
+        return folder, list(sizes)
+    return None
 
 
 def missing(name: str, root: Root, by_hand: str) -> UserError:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pixelpart.data.dataset import Root, home, missing
+from pixelpart.data.dataset import Root, find_files, home, missing
 from pixelpart.data.download import digest, downloading, fetch
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.progress import Progress, silent
@@ -33,15 +33,7 @@ URL = "http://ufldl.stanford.edu/housenumbers/"
 
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
     """The folder and its two files: the data root, or `svhn` or `SVHN` in it; UserError if one is missing."""
-    base = home(root)
-    for folder in (base, base / "svhn", base / "SVHN"):
-        paths = [folder / name for name in FILES.values()]
-        there = [path for path in paths if path.is_file()]
-        if len(there) == 1:
-            raise UserError(f"{folder} lacks {next(path.name for path in paths if path not in there)}")
-        if there:
-            return folder, paths
-    return None
+    return find_files(root, dict.fromkeys(("svhn", "SVHN"), dict.fromkeys(FILES.values())))
 
 
 def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
