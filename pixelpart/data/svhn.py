@@ -88,11 +88,13 @@ def check(root: Root = None) -> str:
 
 
 def get(root: Root = None, progress: Progress = silent) -> None:
-    """Downloads SVHN's two files."""
+    """Downloads SVHN's two files into a folder that gets its name once it has both."""
     base = home(root)
-    with downloading("svhn", base / "svhn", _by_hand(base)):
+    part = base / "svhn.part"
+    with downloading("svhn", part, _by_hand(base)):
         for split, name in FILES.items():
-            fetch(URL + name, base / "svhn" / name, md5=MD5[split], progress=progress)
+            fetch(URL + name, part / name, md5=MD5[split], progress=progress)
+        part.rename(base / "svhn")
 
 
 def _by_hand(base: Path) -> str:

@@ -1,6 +1,7 @@
 """SVHN in the official layout, small."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.io import savemat
 
 from pixelpart import data
 from pixelpart.data import svhn
+from pixelpart.data.download import Unavailable
 from pixelpart.errors import UserError
 
 N = {"train": 30, "test": 20}
@@ -75,6 +77,23 @@ def test_other_labels_are_refused(fake, tmp_path):
     write(tmp_path, "train", pixels, np.where(digits == 3, 11, digits))
     with pytest.raises(UserError, match="labels from 1 to 11, not 1 to 10"):
         data.load("svhn", root=tmp_path)
+
+
+def test_a_download_that_stops_between_the_two_files_is_continued(fake, tmp_path, monkeypatch):
+    fetched, offline = [], ["test_32x32.mat"]
+
+    def fetch(url, path, **_):
+        if path.name in offline:
+            raise Unavailable("no connection")
+        if not path.exists():
+            fetched.append(shutil.copy(tmp_path / path.name, path))
+
+    monkeypatch.setattr(svhn, "fetch", fetch)
+    with pytest.raises(UserError, match="cannot get svhn: no connection"):
+        data.get("svhn", root=tmp_path / "new")
+    offline.clear()
+    assert data.get("svhn", root=tmp_path / "new").where == str(tmp_path / "new" / "svhn")
+    assert [path.name for path in fetched] == ["train_32x32.mat", "test_32x32.mat"]
 
 
 def test_missing_files_are_named(fake, tmp_path):
