@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages from outside docs/, notebooks as pages, formulas as MathML.
+"""Hooks of mkdocs: pages from outside docs/, notebooks as pages, formulas as MathML, options kept on one line.
 
 Links in the sources are relative paths in the repository, so that they also work where the files are read there; `link`
 turns them into links of the site.
@@ -76,11 +76,15 @@ def as_markdown(notebook, name):
 
 
 def on_page_content(content, **kwargs):
-    """Formulas, which arithmatex has marked, become MathML: nothing is loaded from the network."""
+    """Formulas, which arithmatex has marked, become MathML, so that nothing is loaded; options keep their line."""
 
     def mathml(match):
         return latex2mathml.converter.convert(
             html.unescape(match[2]).strip(), display="block" if match[1] == "div" else "inline"
         )
 
+    def unbroken(match):
+        return re.sub(r"--\w[\w.-]*", r'<span class="option">\g<0></span>', match[0])
+
+    content = re.sub(r"<code>.*?</code>", unbroken, content, flags=re.S)
     return re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', mathml, content, flags=re.S)

@@ -51,6 +51,18 @@ def test_nothing_is_loaded_from_the_network(site):
         assert not re.findall(r'<(?:img|link|script|iframe)\s[^>]*?(?:href|src)="(?:https?:)?//', text), name
 
 
+def test_search_works_in_files_opened_without_a_server(site, chromium):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    chromium.set_window_size(1280, 900)
+    chromium.get((site[1] / "api/attacks.html").as_uri())
+    chromium.find_element("css selector", "input[data-md-component=search-query]").click()
+    chromium.switch_to.active_element.send_keys("autoattack")
+    found = WebDriverWait(chromium, 30).until(lambda it: it.find_elements("css selector", ".md-search-result__link"))
+    assert "evaluation.html" in " ".join(link.get_attribute("href") for link in found)
+    assert chromium.get_log("browser") == []
+
+
 def test_formulas_are_mathml(site):
     pages, _ = site
     assert '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">' in pages["method.html"]

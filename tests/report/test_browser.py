@@ -2,7 +2,6 @@
 
 import base64
 import io
-import shutil
 
 import matplotlib
 import numpy as np
@@ -13,35 +12,15 @@ from pixelpart import recipes
 from pixelpart.evaluation.store import fingerprint
 from pixelpart.report import write_report
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
+pytest.importorskip("selenium", reason="needs selenium: pip install -e '.[dev]'")
 
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-quic"
-)
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
 N, SIZE, CLASSES = 12, 8, ["disc", HOSTILE, "ring"]
 KINDS = ["picture", "heat map", "budget", "attacked", "change"]
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("needs Chromium and chromedriver: make browser")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 class Explorer:
