@@ -160,7 +160,8 @@ def collect(arms: Sequence[ReportedArm]) -> ArmResults:
     """What the arms' runs have under the same conditions.
 
     Of checkpoints and image sets the one with most results, and in each column the number of images and the settings
-    that most runs share; a run measured otherwise is left out of that column.
+    that most runs share, if several, those with the number of images that most columns have; a run measured otherwise
+    is left out of that column.
     """
     every = [(run, m, Column.of(m)) for arm in arms for run in arm.runs for m in run.measurements]
     contexts = Counter(_context(m) for _, m, _ in every)
@@ -169,7 +170,8 @@ def collect(arms: Sequence[ReportedArm]) -> ArmResults:
     conditions: dict[str, Counter[tuple]] = {}
     for _, m, column in every:
         conditions.setdefault(column.key, Counter())[_condition(m)] += 1
-    usual = {key: max(found, key=lambda c: (found[c], c[0])) for key, found in conditions.items()}
+    sizes = Counter(n for found in conditions.values() for n in {c[0] for c in found})
+    usual = {key: max(found, key=lambda c: (found[c], sizes[c[0]], c[0])) for key, found in conditions.items()}
     columns: dict[str, Column] = {}
     cells: dict[Path, dict[str, Measurement]] = {}
     labels: dict[str, NDArray[Any]] = {}

@@ -3,6 +3,7 @@
 A plot is drawn only if it shows more than the table: two arms in the plane, two values on a line, two seeds of an arm.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,11 +136,7 @@ def over_eps(found: ArmResults) -> list[Plot]:
         natural = [found.natural] if found.natural else []
         numbers = {255 * column.eps: column for column in sorted([*natural, *columns], key=lambda c: c.eps)}
         title = f"Accuracy over the eps of {columns[0].name.partition(' at ')[0]}"
-        about = "0 is natural accuracy." if natural else ""
-        plots += _lines(
-            found, numbers, name=f"eps-{len(plots)}", title=title, xlabel="eps of the attack, in 1/255", about=about,
-            least=3 if natural else 2,
-        )  # fmt: skip
+        plots += _lines(found, numbers, name=f"eps-{len(plots)}", title=title, xlabel="eps of the attack, in 1/255")
     return plots
 
 
@@ -158,8 +155,7 @@ def over_steps(found: ArmResults) -> list[Plot]:
         what = f"{kind.upper()}{f' with {restarts[1:]} restarts' if restarts else ''} at {fraction(eps)}"
         plots += _lines(
             found, numbers, name=f"steps-{len(plots)}", title=f"Accuracy over the steps of {what}",
-            xlabel="steps of the attack", about="", least=2,
-            log=max(numbers) > 12 * min(numbers),
+            xlabel="steps of the attack", log=max(numbers) > 12 * min(numbers),
         )  # fmt: skip
     return plots
 
@@ -171,14 +167,15 @@ def _lines(
     name: str,
     title: str,
     xlabel: str,
-    about: str,
-    least: int,
     log: bool = False,
 ) -> list[Plot]:
+    sizes = Counter(column.n for column in numbers.values())
+    n = max(sizes, key=lambda n: (sizes[n], n))
+    numbers = {x: column for x, column in numbers.items() if column.n == n}  # a line is about the same images
     cells = {
         arm.label: {x: cell for x, column in numbers.items() if (cell := found.cell(arm, column))} for arm in found.arms
     }
-    arms = [arm for arm in found.arms if len(cells[arm.label]) >= least]
+    arms = [arm for arm in found.arms if len(cells[arm.label].keys() - {0}) > 1]
     if not is_comparison(found, arms):
         return []
     figure, axes = new_axes(WIDTH, 2.7)
@@ -193,5 +190,5 @@ def _lines(
     values = [
         f"{arm.label} " + ", ".join(f"{cell.mean:.1f} at {x:g}" for x, cell in cells[arm.label].items()) for arm in arms
     ]
-    about = f"{about} {bars_caption(found, arms, *numbers.values())}".strip()
+    about = "0 is natural accuracy. " * (0 in numbers) + bars_caption(found, arms, *numbers.values())
     return [Plot(name, title, about, svg_of(figure, prefix=name), f"{title}, in %: {'; '.join(values)}")]

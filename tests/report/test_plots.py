@@ -127,6 +127,14 @@ def test_lines_over_eps_start_at_natural_accuracy(measured):
     assert plot.about == "0 is natural accuracy. Bars: 95 % intervals, over images; 1 seed an arm; n = 200 images."
 
 
+@pytest.mark.parametrize("other", ["pgd20@8/255", "pgd5"])
+def test_all_points_of_a_line_are_accuracies_on_the_same_images(measured, other):
+    results = {other: flags(0.9, n=400), "pgd10": flags(0.5), "pgd20": flags(0.4), "pgd50": flags(0.3)}
+    plot = plots(measured("a", results))["steps-0"]
+    assert plot.alt == "Accuracy over the steps of PGD at 8/255, in %: a 50.0 at 10, 40.0 at 20, 30.0 at 50"
+    assert plot.about.endswith("n = 200 images.")
+
+
 def test_spread_needs_two_seeds_and_shows_each(measured):
     results = [{"natural": flags(p), "pgd20": flags(p / 2)} for p in (0.8, 0.6)]
     folders = [measured(f"at-{seed}", found, config=at(seed)) for seed, found in enumerate(results)]
