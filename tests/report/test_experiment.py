@@ -58,6 +58,7 @@ def test_figure_table_papers_numbers_and_runs_are_on_the_page(experiment, page):
     assert rows(table) == [["arm", "natural", "paper"], ["AT", "80.00", "82.58"], ["PART 8|7", "82.00", "83.42"]]
     assert [cell.text for cell in table.all("td", "paper")] == ["82.58", "83.42"]
     assert {"AT", "PART 8|7"} == {arm.text[1:] for arm in found.all("ul", "legend")[0].all("li")}
+    assert [row[1] for row in rows(runs)] == ["arm", "AT seed=0", "PART 8|7 seed=0"]
     assert [row[-2:] for row in rows(runs)] == [["natural", "PGD-20 at 8/255"], ["80.00", "40.00"], ["82.00", "40.00"]]
     assert found.all("figure", "plot")[0].attrs["class"] == "plot plot-plane"
     assert "pixelpart experiment table1 --scale demo --seeds 1" in found.text
