@@ -11,6 +11,7 @@ from pixelpart.attacks.ball import draw_noise, inside, start_point
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED
 from pixelpart.data import as_float, check_labels
 from pixelpart.errors import UserError
+from pixelpart.runtime.usercode import failure
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
 PROBES = 8  # images whose logits are part of a result's key, and on which the model is checked
@@ -106,14 +107,19 @@ def check_model(model: nn.Module, pictures: ImageSet) -> Logits:
     except (MemoryError, UserError):
         raise
     except Exception as error:  # user code: it can raise anything
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"the model fails on images of shape {tuple(x.shape)}: {first}") from error
+        raise failure(f"the model on images of shape {tuple(x.shape)}", error) from error
     if logits.dtype != torch.float32:
         raise UserError(f"the model's logits are {_dtype(logits)}; evaluation needs fp32: use model.float()")
     for total in (1, 100):
         if (logits >= 0).all() and torch.allclose(logits.sum(1), logits.new_tensor(total), atol=0, rtol=1e-4):
             raise UserError(f"the model returns probabilities (rows >= 0 that sum to {total}); it must return logits")
-    check_labels(pictures.labels, logits.shape[1], n=len(pictures))
+    classes, labels = logits.shape[1], pictures.labels
+    if not labels.is_floating_point() and (highest := int(labels.max())) >= classes:
+        raise UserError(
+            f"the model returns {classes} logits for each image, and there are labels up to {highest}: "
+            f"it must return at least {highest + 1}"
+        )
+    check_labels(labels, classes, n=len(pictures))
     return torch.cat((logits, noisy))
 
 

@@ -130,5 +130,5 @@ def test_an_archive_is_evaluated_like_its_model(net, pair, export, tmp_path):
 
 def test_images_of_another_size_are_reported(net, export, pair):
     x, y = pair
-    with pytest.raises(UserError, match=r"the model fails on images of shape \(8, 3, 5, 6\)"):
+    with pytest.raises(UserError, match=r"the model on images of shape \(8, 3, 5, 6\) fails with"):
         evaluate(export(net), data=(x[:, :, 1:], y))

@@ -108,7 +108,8 @@ BAD_MODELS = {
     "half": (lambda x: x.flatten(1)[:, :5].bfloat16(), "bfloat16"),
     "no gradient": (lambda x: x.detach().flatten(1)[:, :5] * 3, "no gradient"),
     "NaN gradient": (lambda x: (x - x).abs().sqrt().flatten(1)[:, :5] - x.flatten(1)[:, :5], "gradient .* NaN"),
-    "one that fails": (lambda x: x @ torch.zeros(5, 5), "fails on images of shape"),
+    "one logit": (lambda x: x.flatten(1)[:, :1] * 3, "returns 1 logits .* labels up to 1: it must return at least 2"),
+    "one that fails": (lambda x: {}["acts"], r"on images of shape .* fails with KeyError: 'acts' \(.*evaluate.py:"),
 }
 
 
@@ -139,7 +140,8 @@ BAD_DATA = {
     "channels last": (lambda x, y: (x.permute(0, 2, 3, 1), y), "channels come before rows"),
     "none": (lambda x, y: (x[:0], y[:0]), "shape"),
     "fewer labels": (lambda x, y: (x, y[:-1]), "labels have shape"),
-    "label too high": (lambda x, y: (x, y + 1), "label 2 is out of range"),
+    "label too high": (lambda x, y: (x, y + 1), "returns 2 logits .* labels up to 2"),
+    "negative label": (lambda x, y: (x, y - 1), "label -1 is out of range"),
     "float labels": (lambda x, y: (x, y.float()), "labels are float32"),
     "one thing": (lambda x, y: x[0, 0, 0, 0], "give the name of a data set or a pair"),
     "no such set": (lambda x, y: "imagenet", "unknown data set 'imagenet'; did you mean tinyimagenet"),
