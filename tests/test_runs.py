@@ -160,6 +160,10 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"cannot use .*notes\.txt as a run folder"):
         RunFolder(tmp_path / "notes.txt").locked().__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "at").mkdir()
+    (tmp_path / "at/config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"it has no config\.json; .*/\* means the runs below it"):
+        RunFolder(tmp_path).read_config()
 
 
 def test_second_lock_is_refused_until_the_first_is_released(tmp_path):

@@ -22,6 +22,7 @@ from pixelpart.runtime.tables import text_table
 CONDITIONS = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
 SEED_FIELDS = {"seed", "recipe", "init_from", "keep"}  # config fields in which two runs of one method may differ
 FILES = ("eval.json", "corruptions.json")
+MOST_LISTED = 20  # names in an error
 ABOUT_MODELS = "One run a side: this is about these two models, not about the methods."
 ABOUT_SEEDS = (
     "Intervals and p-values account for the choice of images; another seed of the same method changes the accuracy too."
@@ -222,9 +223,10 @@ def read_results(
         elif attacks is None:
             left_out[attack] = lacking
         else:
+            some = [*list(known)[:MOST_LISTED], *["..."] * (len(known) > MOST_LISTED)]  # of 95 corruptions
             raise UserError(
                 f"no {attack} of the {checkpoint} checkpoint{where} in {_listed(lacking)}; "
-                f"choose from {', '.join(known) or 'none: there are no results yet'}"
+                f"choose from {', '.join(some) or 'none: there are no results yet'}"
             )
     if not results:
         raise UserError(

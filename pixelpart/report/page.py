@@ -51,6 +51,8 @@ def _content(folders: Sequence[Path]) -> tuple[str, str, dict[str, Any]]:
     if set(kinds.values()) == {"run"}:
         return "report.html", "pixelpart report", page_content(read_runs(folders))
     folder, kind = next((folder, kind) for folder, kind in kinds.items() if kind != "run")
+    if not kind and any(folder.glob("*/config.json")):
+        raise UserError(f"{folder} is not a run folder; {folder}/* means the runs below it")
     if not kind:
         raise UserError(
             f"{folder} is not a run folder, nor one of a sweep or an experiment: it has no config.json, "

@@ -41,7 +41,8 @@ class RunFolder:
     def read_config(self) -> Config:
         if not self.config_file.exists():
             reason = "it has no config.json" if self.path.is_dir() else "no such folder"
-            raise UserError(f"{self.path} is not a run folder: {reason}")
+            below = f"; {self.path}/* means the runs below it" if any(self.path.glob("*/config.json")) else ""
+            raise UserError(f"{self.path} is not a run folder: {reason}{below}")
         return read_config(self.config_file)
 
     def check_config(self, config: Config) -> None:

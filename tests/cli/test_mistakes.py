@@ -64,6 +64,7 @@ WRONG = [
         "unknown data set 'mnist'; choose from cifar10, cifar100, folder:PATH, ",
     ),
     (["data", "verify", "cifar10", "--data-root", "nothing"], "no cifar10 under nothing; run `pixelpart data get"),
+    (["experiment", "theory", "--arms", "AT"], "theory has no arms: leave out --arms"),
     (["demo", "--seed", "x"], "invalid int value: 'x'"),
 ]
 

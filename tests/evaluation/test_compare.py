@@ -115,6 +115,9 @@ def test_an_attack_that_some_runs_lack_is_left_out_and_reported(make):
     assert str(found).splitlines()[-1] == f"left out: pgd20, not in {b}"
     with pytest.raises(UserError, match=f"no pgd20 of the best checkpoint in {b}; choose from natural, pgd20"):
         compare({"at": [a], "part": [b]}, attacks=["pgd20"])
+    many = make("many-0", results={f"pgd{steps}": flags(0.5, 0) for steps in range(1, 96)})
+    with pytest.raises(UserError, match=r"no mma20 .* choose from natural, pgd20, pgd1, .*, pgd18, \.\.\.$"):
+        compare({"at": [a], "many": [many]}, attacks=["mma20"])
     with pytest.raises(UserError, match="no attack has results of the last checkpoints"):
         compare({"at": [a], "part": [b]}, checkpoint="last")
 

@@ -103,7 +103,7 @@ def test_mistakes_are_one_line(experiment, measured, tmp_path):
         ([folder, run], "is the folder of an experiment, which has a page of its own"),
         ([run, folder.parent], "is the folder of experiments, which has"),
         ([tmp_path / "broken"], "is not the result of an experiment"),
-        ([tmp_path / "demo/runs"], "is not a run folder, nor one of a sweep or an experiment"),
+        ([tmp_path / "demo/runs"], "demo/runs is not a run folder; .*demo/runs/[*] means the runs below it"),
     ):
         with pytest.raises(UserError, match=message) as error:
             write_report(folders, tmp_path / "r.html")

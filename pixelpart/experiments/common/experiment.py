@@ -225,6 +225,8 @@ def run_experiment(
         )
     chosen_seeds = range(usual.start, usual.start + (seeds or len(usual)))
     arms = experiment.arms(chosen)
+    if only and not arms:
+        raise UserError(f"{name} has no arms: leave out --arms")
     for label in only:
         choose(arms, label, "arm")
     any_seed = source is not None and seeds is None and not blind
