@@ -36,6 +36,7 @@ from pixelpart.cli.arguments import Parser
 from pixelpart.cli.flags import add_config_flags
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
+from pixelpart.data.loader import check_holdout
 from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation import explain, result
 from pixelpart.report.pictures import write_picture
@@ -108,6 +109,8 @@ def cut_down(patch):
         return config_from(values | cut, source="TINY")
 
     def small_train(config, out, **settings):
+        if re.match(r"(?!folder:)\w+:", config.dataset):  # `small` holds out fewer images
+            check_holdout(len(data.load(config.dataset, split="train")[1]), config.holdout)
         if config.dataset == "cifar10" or config.model.startswith("wrn"):
             build_plan(config)
             return None
