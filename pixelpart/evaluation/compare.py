@@ -121,7 +121,7 @@ class Comparison:
         for row in self.rows:
             d, eps = row.difference, row.conditions.get("eps")
             radius = "norm" in row.conditions["settings"]  # of an l2 or l1 ball: not written as a fraction of 255
-            points = f"{100 * d.estimate:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]"
+            points = f"{100 * d.estimate:+z.2f} [{100 * d.low:+z.2f}, {100 * d.high:+z.2f}]"
             p = f"{d.p:.3f}" if d.p >= 0.001 else "<0.001"
             cells.append([
                 row.attack, (f"{eps:g}" if radius else str(write_fraction(eps))) if eps else "",

@@ -152,7 +152,7 @@ class Distance:
         if self.estimate is None:
             return "outside the range of the uniform arms"
         low, high = self.interval()
-        return f"{100 * self.estimate:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+        return f"{100 * self.estimate:+z.2f} [{100 * low:+z.2f}, {100 * high:+z.2f}]"
 
 
 def fit_curve(uniform: Sequence[Arm]) -> Curve:

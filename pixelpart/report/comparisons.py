@@ -131,7 +131,7 @@ def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> 
         f"{name} {percent(side.mean)} over {len(side.accuracies)} seeds"
         for name, side in zip(result.groups, row.sides, strict=True)
     ]
-    points = f"{100 * d.estimate:+.2f} points (95{NBSP}% interval {100 * d.low:+.2f} to {100 * d.high:+.2f})"
+    points = f"{100 * d.estimate:+z.2f} points (95{NBSP}% interval {100 * d.low:+z.2f} to {100 * d.high:+z.2f})"
     significant = "is significant" if d.p < LEVEL else "is not significant"
     verdict = f"{enumerate_words(means)}. The difference of {points} {significant} ({d.test}, {p_value(d.p)})."
     images = describe_images(about["dataset"], about["split"])

@@ -11,7 +11,7 @@ from pixelpart.data.corruptions import CORRUPTIONS
 from pixelpart.experiments.common import distances
 from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.common.results import RunResult
-from pixelpart.experiments.common.tables import Table, all_tables, latex, markdown
+from pixelpart.experiments.common.tables import Table, all_tables, latex, markdown, signed
 
 N = 200
 HEAT_MAPS = {"gaussian": 1.5, "dead": {"2": 0}, "index": [0, 1, 2, 3], "maps": {"2": [[[0.0, 1.0], [1.0, 0.0]]] * 4}}
@@ -102,3 +102,7 @@ def test_latex_of_a_table_escapes_what_latex_reads():
         r"\bottomrule",
         r"\end{tabular}",
     ]
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    assert signed(-0.004, -0.05, -0.001) == "+0.00 [-0.05, +0.00]"

@@ -148,7 +148,7 @@ def test_the_table_has_the_intervals_that_decide_and_judges_the_checks(runs, stu
         assert "| [{:+.2f}, {:+.2f}] |".format(*(100 * end for end in d[name])) in text
     for check in (found["negative control"]["U7.5"], found["secant"][PART]):
         numbers = (100 * number for number in (check["estimate"], *check["interval"]))
-        assert "| {:+.2f} [{:+.2f}, {:+.2f}] |".format(*numbers) in text
+        assert "| {:+z.2f} [{:+z.2f}, {:+z.2f}] |".format(*numbers) in text
     assert found["apgd minus AutoAttack"] == pytest.approx({"U8": 0.1, "U7.5": 0.1, PART: 0.15})
     assert "| largest difference between arms |  | 0.050, not less than 0.05 |" in text
     shown = re.search(r"([\d.]+)% of 20 studies .*; (inside|outside) 3.5 to 6.5 %", text)

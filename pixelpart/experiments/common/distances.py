@@ -134,7 +134,7 @@ def ends(d: Distance, confidence: float) -> str:
     if d.estimate is None:
         return ""
     low, high = d.interval(confidence)
-    return f"[{100 * low:+.2f}, {100 * high:+.2f}]"
+    return f"[{100 * low:+z.2f}, {100 * high:+z.2f}]"
 
 
 def secants(arms: dict[str, Arm], others: Sequence[str]) -> dict[str, Distance]:

@@ -98,7 +98,7 @@ def claims(results: Results) -> list[Table]:
             claim = found[arm, base, column]
             row.append(signed(*claim.ours) + _of_seeds(claim.seeds, seeds) if claim.ours else "")
             if shown[column]:
-                row.append("" if claim.paper is None else f"{claim.paper:+.2f}")
+                row.append("" if claim.paper is None else f"{claim.paper:+z.2f}")
         rows.append(row)
     head = ["difference", "seeds", *_with_paper(shown)]
     return [Table("Differences between arms, points [95 % interval]", head, rows)] if rows and columns else []
@@ -129,7 +129,7 @@ def written(cell: Cell | None) -> str:
 
 
 def signed(estimate: float, low: float, high: float) -> str:
-    return f"{estimate:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return f"{estimate:+z.2f} [{low:+z.2f}, {high:+z.2f}]"
 
 
 def number(value: float | None, digits: int = 2) -> str:
