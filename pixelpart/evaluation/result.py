@@ -100,7 +100,8 @@ class Result:
             low, high = outcome.interval
             spent = "reused" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
             of = " held-out" if outcome.entry["split"] == "held-out" else ""
-            numbers = f"{outcome.accuracy:7.2%}  [{low:.2%}, {high:.2%}]  n = {outcome.n}{of}"
+            interval = f"[{low:.2%}, {high:.2%}]"
+            numbers = f"{outcome.accuracy:7.2%}  {interval:<16}  n = {outcome.n}{of}"
             line = f"{name:<{width}} {numbers}  {spent:>9}"
             lines.append(f"{line} *" if outcome.warnings else line)
             for warning in outcome.warnings:
