@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from pixelpart.cli.arguments import Parser, add_machine, use_threads
@@ -46,6 +47,7 @@ def train(args: list[str]) -> None:
     config = apply_config_flags(start, found)
     out = found.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
     from pixelpart import data, models
+    from pixelpart.engine.plan import check_plans
     from pixelpart.engine.train import prepare
     from pixelpart.engine.train import train as run_training
 
@@ -59,10 +61,26 @@ def train(args: list[str]) -> None:
         return
     use_threads(found)
     screen = Screen(quiet=found.quiet)
+    notes = without_effect(config, [name for name in vars(found) if name.startswith("config.")])
+    if notes and is_first_process():
+        check_plans([config])  # a wrong name is reported alone
+        screen.say("\n".join(notes))
     run_training(config, out, device=found.device, data_root=found.data_root, fast=not found.plain, screen=screen)
     if is_first_process():
         root = ["--data-root", str(found.data_root)] if found.data_root else []
         screen.say(f"next: {shlex.join(['pixelpart', 'evaluate', str(out), *code_flags(config), *root])}")
+
+
+def without_effect(config: Config, given: Iterable[str]) -> list[str]:
+    """What the given flags, by their names config.FIELD, do not do in this config."""
+    notes = []
+    flags = [f"--{name.removeprefix('config.').replace('_', '-')}" for name in given]
+    unused = [flag for flag in flags if flag == "--eps-low" or (flag.startswith("--mask.") and flag != "--mask.rule")]
+    if config.mask.rule == "none" and unused:
+        notes.append(f"no effect without a mask: {', '.join(unused)}; choose --mask.rule mean or a recipe with part")
+    if late := [epoch for epoch in config.keep if epoch > config.epochs]:
+        notes.append(f"--keep {','.join(map(str, late))} has no effect: epochs is {config.epochs}")
+    return notes
 
 
 def read_start(name: str) -> tuple[Config, Path | None]:

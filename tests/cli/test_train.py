@@ -46,6 +46,26 @@ def own_code(tmp_path, monkeypatch):
     sys.modules.pop("cli_nets", None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (
+            ["shapes-at", "--mask.source", "layercam", "--eps-low", "4/255"],
+            "no effect without a mask: --mask.source, --eps-low;",
+        ),
+        (["shapes-part", "--keep", "1,3"], "--keep 3 has no effect: epochs is 1"),
+        (["shapes-part", "--eps-low", "4/255", "--keep", "1"], None),
+        (["shapes-part", "--mask.rule", "none"], None),
+    ],
+)
+def test_flags_without_effect_are_reported(flags, note, tmp_path, capsys):
+    short = [*TINY, "--epochs", "1", "--burn-in.epochs", "0"]
+    assert main(["train", flags[0], *short, *flags[1:], "--out", str(tmp_path / "run")]) == 0
+    err = capsys.readouterr().err
+    assert (note or "") in err
+    assert ("no effect" in err) == (note is not None)
+
+
 def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "shapes-at", *TINY, "--epochs", "2", "--seed", "7"]) == 0
