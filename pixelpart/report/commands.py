@@ -82,11 +82,15 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
 def run_commands(run: ReportedRun, rows: Sequence[ResultRow]) -> dict[str, Any]:
     """The variables of commands.html for one run and its rows in the table.
 
-    A row has a command for each number of images, engine and precision.
+    A row has a command for each number of images, engine and precision; a result of several rows is in one command.
     """
     groups: dict[tuple, list[Measurement]] = {}
+    seen: set[int] = set()
     for number, row in enumerate(rows):
         for m in sorted(row.cells.values(), key=lambda m: m.attack != "natural"):
+            if id(m) in seen:
+                continue
+            seen.add(id(m))
             groups.setdefault((number, m.n, m.engine, m.gradients), []).append(m)
     found = [evaluate_command(run.config, run.path, group) for group in groups.values()]
     return {

@@ -7,8 +7,9 @@ from pixelpart.cli.arguments import Parser
 from pixelpart.cli.flags import add_config_flags, apply_config_flags
 from pixelpart.config import Config
 from pixelpart.recipes import RECIPES
-from pixelpart.report.commands import evaluate_command, shorten, train_command
-from pixelpart.report.run import Measurement
+from pixelpart.report.commands import evaluate_command, run_commands, shorten, train_command
+from pixelpart.report.run import Measurement, read_runs
+from pixelpart.report.table import result_rows
 
 CONFIG = Config(dataset="shapes")
 
@@ -99,3 +100,10 @@ def test_paths_below_the_working_folder_are_relative(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shorten(tmp_path / "runs" / "a") == "runs/a"
     assert shorten(Path("/elsewhere/b")) == "/elsewhere/b"
+
+
+def test_a_result_shown_in_two_rows_is_in_one_command(make_run, entry):
+    attacks = (("natural", 200), ("pgd20", 200), ("autoattack", 50))
+    (run,) = read_runs([make_run(entries=[entry(name, n=n) for name, n in attacks])])
+    commands = run_commands(run, result_rows(run))["commands"][1:]
+    assert [command.split()[4] for command in commands] == ["natural,pgd20", "autoattack"]
