@@ -71,6 +71,7 @@ def run_jobs(
                 if workers == 1:
                     with local.cpu_threads(threads):
                         for task in (*burn_ins, *tasks):
+                            screen.say(f"{report.name(task)}: started")
                             report(task, perform(task, screen))
                 else:
                     _run_workers((burn_ins, tasks), out, report, workers=workers, threads=threads, device=device)
@@ -84,12 +85,15 @@ class _Report:
         self.tasks, self.screen, self.finished, self.begun = tasks, screen, 0, time.monotonic()
         self.labels = describe([task.jobs[0] for task in tasks])
 
+    def name(self, task: Task) -> str:
+        label = self.labels.get(task.id, task.id)
+        return f"burn-in of {label}" if task.stop_after else label
+
     def __call__(self, task: Task, error: str) -> None:
         self.finished += not task.stop_after
-        label = self.labels.get(task.id, task.id)
-        what = f"burn-in of {label}" if task.stop_after else f"{self.finished}/{len(self.tasks)} {label}"
+        count = "" if task.stop_after else f"{self.finished}/{len(self.tasks)} "
         seconds = time.monotonic() - self.begun
-        self.screen.say(f"{what}: {f'failed: {error}' if error else 'done'}, {seconds:.0f} s")
+        self.screen.say(f"{count}{self.name(task)}: {f'failed: {error}' if error else 'done'}, {seconds:.0f} s")
 
 
 def _run_workers(

@@ -52,6 +52,7 @@ def test_sweep_prints_the_table_and_starts_only_what_is_missing(grid, tmp_path, 
     assert [line[1:3] + line[7:] for line in lines[1:3]] == [["0", "1", "done"], ["1", "1", "done"]]
     assert out.splitlines()[-1] == "2 done"
     assert "2/2 seed=1: done" in err
+    assert err.index("seed=0: started") < err.index("1/2 seed=0: done") < err.index("seed=1: started")
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 3
     assert main(["sweep", str(grid("seed = [0, 1, 2]")), "--device", "cpu"]) == 0
     assert "1/1 seed=2: done" in " ".join(capsys.readouterr().err.replace("shapes-at", "seed=2").split())
