@@ -36,5 +36,5 @@ def _train_and_evaluate(name: str, out: Path, seed: int, device: torch.device | 
 
         result = evaluate(run, attacks=DEFAULT_ATTACKS, device=device, progress=show)
     explain(run, n=IMAGES, device=device)
-    screen.say(f"{name}, best checkpoint on held-out images:\n{result}")
+    screen.say(f"{name}, best checkpoint, test images:\n{result}")
     return run
