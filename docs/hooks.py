@@ -79,9 +79,9 @@ def on_page_content(content, **kwargs):
     """Formulas, which arithmatex has marked, become MathML, so that nothing is loaded; options keep their line."""
 
     def mathml(match):
-        return latex2mathml.converter.convert(
-            html.unescape(match[2]).strip(), display="block" if match[1] == "div" else "inline"
-        )
+        text, display = html.unescape(match[2]).strip(), "block" if match[1] == "div" else "inline"
+        found = latex2mathml.converter.convert(text, display=display)
+        return re.sub(r"(<mi>log</mi>)(?=<m(?:i|sub)>)", r'\1<mspace width="0.17em"/>', found)  # log p, not logp
 
     def unbroken(match):
         return re.sub(r"--\w[\w.-]*", r'<span class="option">\g<0></span>', match[0])
