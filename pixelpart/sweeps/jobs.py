@@ -45,11 +45,12 @@ def run_jobs(
     on: str = "local",
     slurm: Mapping[str, Any] | None = None,
     screen: Screen | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> list[JobState]:
     """Trains and evaluates what is missing in the folder `out`, then returns the state of every job.
 
     A failed job does not stop the others. Each job computes with `threads` CPU threads, so that results do not depend
-    on the number of workers.
+    on the number of workers. `names`, by id, are shown in place of the fields in which jobs differ.
     """
     if on not in PLACES:
         raise unknown("place", on, PLACES)
@@ -66,7 +67,7 @@ def run_jobs(
                 from pixelpart.runtime.device import choose_device
 
                 choose_device(device)  # a mistake ends the sweep, not every job
-            report = _Report(tasks, screen)
+            report = _Report(tasks, screen, names or describe([task.jobs[0] for task in tasks]))
             with local.sigterm_as_interrupt():
                 if workers == 1:
                     with local.cpu_threads(threads):
@@ -81,13 +82,12 @@ def run_jobs(
 class _Report:
     """A line for every finished task."""
 
-    def __init__(self, tasks: list[Task], screen: Screen) -> None:
-        self.tasks, self.screen, self.finished, self.begun = tasks, screen, 0, time.monotonic()
-        self.labels = describe([task.jobs[0] for task in tasks])
+    def __init__(self, tasks: list[Task], screen: Screen, names: Mapping[str, str]) -> None:
+        self.tasks, self.screen, self.names, self.finished, self.begun = tasks, screen, names, 0, time.monotonic()
 
     def name(self, task: Task) -> str:
-        label = self.labels.get(task.id, task.id)
-        return f"burn-in of {label}" if task.stop_after else label
+        name = self.names.get(task.id, task.id)
+        return f"burn-in of {name}" if task.stop_after else name
 
     def __call__(self, task: Task, error: str) -> None:
         self.finished += not task.stop_after

@@ -196,7 +196,8 @@ def test_experiment_trains_measures_and_draws_and_a_second_call_starts_nothing(t
     out = tmp_path / "out"
     command = ["experiment", "gradients", "--out", str(out), "--device", "cpu"]
     assert main(command) == 0
-    table = capsys.readouterr().out
+    table, progress = capsys.readouterr()
+    assert [text in progress for text in ("burn-in of AT, seed 0: done", "2/2 PART s=1, seed 0: done")] == [True, True]
     folder = out / "gradients"
     assert table.rstrip("\n") == (folder / "table.md").read_text().rstrip("\n")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")

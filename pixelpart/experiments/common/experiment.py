@@ -125,11 +125,12 @@ class Runner:
             folders = find_runs(every, self.source, self.settings["screen"].say)
         else:
             chosen = [job for label, group in jobs.items() if not self.only or label in self.only for job in group]
-            states = run_jobs(chosen, self.out, **self.settings) if chosen else []
+            names = {job.id: f"{label}, seed {job.config.seed}" for label, group in jobs.items() for job in group}
+            states = run_jobs(chosen, self.out, names=names, **self.settings) if chosen else []
             all_states = job_states(every, self.out) if self.only else states
             if own.measures and all(state.state == "done" for state in all_states):
                 every = [replace(job, attacks=(), measures=own.measures) for job in every]
-                states = all_states = run_jobs(every, self.out, **self.settings)
+                states = all_states = run_jobs(every, self.out, names=names, **self.settings)
             self.states += states
             folders = {state.job.id: state.folder for state in all_states if state.state == "done"}
         return {label: [(job, folders[job.id]) for job in group if job.id in folders] for label, group in jobs.items()}
