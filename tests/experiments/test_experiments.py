@@ -249,6 +249,10 @@ def test_runs_of_other_experiments_are_found_with_their_seeds_unless_the_number_
     assert (found[0], "seed" in found[3], found[4].endswith("], seed 0")) == ("0, 1", False, True)  # natural, pgd1
     again += ["--seeds", "1"]
     assert (row()[0], "seed" in " ".join(row())) == ("0", False)
+    (tmp_path / "out/runs/fork").mkdir()
+    (tmp_path / "out/runs/fork/config.json").write_text(Config(init_from="runs/gone@1").to_json())
+    assert main(again) == 0
+    assert "runs/fork, a fork of runs/gone@1: runs/gone is not a run folder" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_tiny")

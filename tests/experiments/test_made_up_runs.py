@@ -8,6 +8,7 @@ import pytest
 
 from pixelpart import experiments
 from pixelpart.data.corruptions import CORRUPTIONS
+from pixelpart.evaluation.frontier import Distance
 from pixelpart.experiments.common import distances
 from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.common.results import RunResult
@@ -106,3 +107,6 @@ def test_latex_of_a_table_escapes_what_latex_reads():
 
 def test_a_difference_that_rounds_to_zero_has_no_minus():
     assert signed(-0.004, -0.05, -0.001) == "+0.00 [-0.05, +0.00]"
+    d = Distance(-1e-5, v_seeds=1e-12, v_images=1e-12, v_interplay=0, df=5)
+    assert d.interval(0.9)[1] < 0
+    assert (str(d), distances.ends(d, 0.9)) == ("+0.00 [+0.00, +0.00]", "[+0.00, +0.00]")
