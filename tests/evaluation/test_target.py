@@ -12,6 +12,8 @@ from checkpoints import facts_of
 from pixelpart import models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
+from pixelpart.evaluation.checks.obfuscation import check
+from pixelpart.evaluation.corruptions import corruptions
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.runs import Run, save_checkpoint
 
@@ -203,3 +205,22 @@ def test_out_that_is_a_file_is_refused_before_any_work(plane, pair, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: it is not a folder"):
         evaluate(plane, data=pair, out=tmp_path / "file", progress=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("measure", "settings", "attacked"),
+    [
+        (evaluate, {"attacks": "natural"}, False),
+        (evaluate, {"attacks": "pgd1"}, True),
+        (evaluate, {"attacks": "apgd"}, True),
+        (check, {}, True),
+        (corruptions, {"names": "fog", "severities": (1,)}, False),
+    ],
+)
+@pytest.mark.usefixtures("short_searches")
+def test_the_model_gets_batch_size_images_at_a_time(measure, settings, attacked, net, pair):
+    x, sizes = (255 * pair[0]).byte(), {False: [], True: []}
+    y = net(x / 255).argmax(1)
+    net.register_forward_pre_hook(lambda _, given: sizes[given[0].requires_grad].append(len(given[0])))
+    measure(net, data=(x, y), batch_size=14, **settings)
+    assert 14 in sizes[attacked]
