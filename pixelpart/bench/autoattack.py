@@ -1,6 +1,5 @@
 """`pixelpart bench autoattack RUN`: AutoAttack standard on a run's model, the authors' code next to ours."""
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -31,7 +30,9 @@ def bench_autoattack(
     The reference searches with torch's default settings (TF32 convolutions on a GPU), ours as `evaluate` does; for both
     IEEE fp32 decides.
     """
-    target = load_target(run, checkpoint=checkpoint, images=images, device=bench.device, root=root)
+    target = load_target(
+        run, checkpoint=checkpoint, images=images, batch_size=REFERENCE_BATCH, device=bench.device, root=root
+    )
     pictures, n, say = target.pictures, len(target.pictures), bench.say
     say("AutoAttack, ours")
     result = evaluate(
@@ -45,7 +46,6 @@ def bench_autoattack(
     )
     say("AutoAttack, reference")
     natural, began = torch.from_numpy(result["natural"].right), time.perf_counter()
-    pictures = dataclasses.replace(pictures, batch_size=REFERENCE_BATCH)
     with borrowed(target.model) as model:
         robust = under_reference(
             model, pictures, correct=natural, eps=DEFAULT_EPS, version="standard", seed=DEFAULT_SEED

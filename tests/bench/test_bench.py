@@ -83,10 +83,15 @@ def test_stream_compares_a_mapped_file_with_images_on_the_device(capsys):
 
 
 def test_autoattack_is_compared_with_its_authors_code(capsys, tmp_path, monkeypatch):
-    pyautoattack = pytest.importorskip("pyautoattack")
+    pyautoattack, sizes = pytest.importorskip("pyautoattack"), []
+
+    class Small(pyautoattack.AutoAttack):
+        def run_standard_evaluation(self, x, y, *, batch_size):
+            sizes.append(batch_size)
+            return super().run_standard_evaluation(x, y, batch_size=batch_size)
 
     def small(model, device, *, eps, version, seed):
-        return pyautoattack.AutoAttack(model, eps=eps, version="custom", attacks=["apgd-ce"], seed=seed, device="cpu")
+        return Small(model, eps=eps, version="custom", attacks=["apgd-ce"], seed=seed, device="cpu")
 
     monkeypatch.setattr(reference, "build", small)
     monkeypatch.setitem(VERSIONS, "standard", {"apgd-ce": apgd_search(steps=20)})
@@ -102,6 +107,7 @@ def test_autoattack_is_compared_with_its_authors_code(capsys, tmp_path, monkeypa
     figures = found["figures"]
     difference = figures["images robust under ours only"] - figures["images robust under the reference only"]
     assert figures["robust accuracy, ours"] - figures["robust accuracy, reference"] == pytest.approx(difference / 8)
+    assert sizes == [250]  # its default
     assert not (tmp_path / "eval.json").exists()
 
 
