@@ -68,7 +68,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") | ("numpy", "ndarray" | "dtype"):
-                return type(name, (_State,), {})  # a new class each time: a pickle can write to it
+                return _State
             case "_codecs", "encode":  # how Python 3 writes bytes
                 return lambda text, encoding: text.encode("latin1")
         raise pickle.UnpicklingError(f"it names {module}.{name}")
