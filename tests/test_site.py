@@ -68,6 +68,12 @@ def test_formulas_are_mathml(site):
     assert '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">' in pages["method.html"]
     assert [name for name, text in pages.items() if 'class="arithmatex"' in text] == []
     assert "Unicode" not in pages["method.html"]
+    assert "<mi>log</mi><msub>" not in pages["method.html"]  # is shown as logp
+
+
+def test_options_are_not_broken_at_their_dashes(site):
+    code = "".join(re.findall(r"<code>.*?</code>", "".join(site[0].values()), re.S))
+    assert re.findall(r'(?<!<span class="option">)(?<![\w-])--[a-z][\w.-]*', code) == []
 
 
 def test_the_api_pages_show_signature_and_docstring(site):
