@@ -15,6 +15,7 @@ from pixelpart.runs import Run
 LEVELS = {"dark": 0, "light": 200, "middle": 100}  # pixels of a class are this and up to 50 more
 TRAIN = ["train", "shapes-at", "--data", "folder:photos", "--size", "8", "--out", "run", "--epochs", "1", "--quiet"]
 TRAIN += ["--holdout", "4", "--probe", "4", "--batch-size", "16", "--attack.steps", "1", "--device", "cpu"]
+TRAIN += ["--background", "#0a141e"]  # 10, 20, 30
 EVALUATE = ["evaluate", "run", "--attacks", "natural", "--device", "cpu"]
 
 
@@ -141,4 +142,12 @@ def test_check_trains_no_surrogate_without_training_images_of_all_classes(here, 
     write_pictures(here / "new" / "test", LEVELS, 4)
     for folder in ("photos-of-two", "new"):
         assert main(["check", "run", "--data", f"folder:{folder}", "--device", "cpu", "--quiet"]) == 0
-        assert f"folder:{folder}@8 has no training images of all classes" in capsys.readouterr().out
+        assert f"folder:{folder}@8+on-#0a141e has no training images of all classes" in capsys.readouterr().out
+
+
+def test_new_pictures_get_the_background_of_training(here):
+    for name in LEVELS:
+        (here / "new" / "test" / name).mkdir(parents=True)
+        Image.new("RGBA", (8, 8)).save(here / "new" / "test" / name / "clear.png")
+    images = load_target("run", data="folder:new", device="cpu").pictures.images
+    assert images.amax((0, 2, 3)).tolist() == images.amin((0, 2, 3)).tolist() == [10, 20, 30]

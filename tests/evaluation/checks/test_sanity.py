@@ -333,11 +333,12 @@ def test_the_checks_change_neither_model_nor_numbers(net, pair, monkeypatch):
 
 
 def test_the_table_marks_numbers_with_warnings_and_lists_these_below():
-    def outcome(warnings):
-        entry = {"accuracy": 0.5, "interval": [0.4, 0.6], "correct": 1, "n": 2, "split": "test"}
+    def outcome(warnings, low=0.4):
+        entry = {"accuracy": 0.5, "interval": [low, 0.6], "correct": 1, "n": 2, "split": "test"}
         entry |= {"warnings": warnings, "seconds": 1.0}
         return Outcome(entry, None, reused=False)
 
-    rows = str(Result({"natural": outcome([]), "pgd2": outcome(["a", "b"]), "mma2": outcome(["b"])})).splitlines()
+    rows = str(Result({"natural": outcome([]), "pgd2": outcome(["a", "b"], 0.04), "mma2": outcome(["b"])})).splitlines()
     assert [row.endswith(" *") for row in rows[:3]] == [False, True, True]
     assert rows[3:] == ["* pgd2: a", "* pgd2, mma2: b"]
+    assert len({row.index("n = ") for row in rows[:3]}) == 1
