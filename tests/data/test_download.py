@@ -1,9 +1,10 @@
 import hashlib
 import random
+import socket
 
 import pytest
 
-from pixelpart.data.download import Unavailable, fetch
+from pixelpart.data.download import Unavailable, fetch, new_folder
 
 CONTENT = random.Random(0).randbytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -31,11 +32,12 @@ def test_a_file_is_downloaded_and_progress_ends_at_its_size(server, target):
     ("breaks", "part", "requests"),
     [
         ([100_000, 50_000], None, [None, "bytes=100000-", "bytes=150000-"]),
+        ([40_000] * 7, None, [None, *(f"bytes={40_000 * k}-" for k in range(1, 8))]),
         ([], CONTENT[:123_456], ["bytes=123456-"]),
         ([], CONTENT, ["bytes=300000-"]),
         ([], b"x" * 1000, ["bytes=1000-", None]),
     ],
-    ids=["broken connection", "partial file", "complete partial file", "partial file of other content"],
+    ids=["broken connection", "many", "partial file", "complete partial file", "partial file of other content"],
 )
 def test_a_download_is_resumed(server, target, breaks, part, requests):
     server.content, server.breaks = CONTENT, breaks
@@ -76,10 +78,19 @@ def test_an_http_error_names_the_host(server, target):
         fetch(server.url, target, md5=MD5)
 
 
-def test_a_refused_connection_is_an_error_at_once(target):
+def test_a_refused_connection_is_an_error_at_once(target, monkeypatch):
+    attempts, connect = [], socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", lambda *args: attempts.append(args) or connect(*args))
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1: .*refused"):
         fetch("http://127.0.0.1:9/file.gz", target, md5=MD5)
+    assert len(attempts) == 1  # one may last TIMEOUT
     assert names(target.parent) == []
+
+
+def test_a_folder_that_cannot_be_filled_is_deleted(tmp_path):
+    with pytest.raises(IsADirectoryError), new_folder(tmp_path / "set") as folder:
+        folder.write_bytes(b"")
+    assert names(tmp_path) == []
 
 
 def test_a_file_that_is_there_is_checked_and_never_overwritten(target):
