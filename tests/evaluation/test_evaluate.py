@@ -159,7 +159,8 @@ def test_images_and_labels_are_checked(case, plane, pair):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"step_size": 0}, "step_size"), ({"batch_size": 0}, "batch_size 0"), ({"images": 0}, "images 0"),
-     ({"images": 2.5}, "images 2.5"), ({"attacks": []}, "no attacks requested"), ({"device": "gpu"}, "device 'gpu'")],
+     ({"images": 2.5}, "images 2.5"), ({"attacks": []}, "no attacks requested"), ({"device": "gpu"}, "device 'gpu'"),
+     ({"size": 8}, "--size and --skip-bad need --data folder:PATH")],
 )  # fmt: skip
 def test_other_settings_are_checked(settings, message, plane, pair):
     with pytest.raises(UserError, match=message):
