@@ -189,7 +189,7 @@ def difference(flags: dict[str, list[int]]) -> str:
     if min(len(ours), len(theirs)) < 2:
         return ""
     found = crossed_bootstrap(np.array(ours, dtype=bool), np.array(theirs, dtype=bool))
-    return f"{100 * found.estimate:+.2f} [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+    return f"{100 * found.estimate:+z.2f} [{100 * found.low:+z.2f}, {100 * found.high:+z.2f}]"
 
 
 def table(cases: dict[str, dict[str, Any]]) -> str:
