@@ -380,6 +380,10 @@ def test_the_correlation_of_seeds_is_pearsons_on_the_seeds_that_two_arms_share(a
     ("estimate", "deviation", "side", "on_curve", "text"),
     [
         (0.005, 0.001, "above", False, "above the curve"),
+        (0.0023, 0.001, "above", False, "above the curve"),  # 97.5 %: ±2.241 deviations
+        (0.0022, 0.001, "", False, "undecided"),
+        (0, 0.0018, "", True, "on the curve"),  # 90 %: ±1.645 deviations
+        (0, 0.0019, "", False, "undecided"),
         (-0.005, 0.001, "below", False, "below the curve"),
         (0.0001, 0.0005, "", True, "on the curve within ±0.30 points"),
         (0.001, 0.001, "", True, "on the curve within ±0.30 points"),
