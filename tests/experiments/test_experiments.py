@@ -316,17 +316,18 @@ def test_seeds_are_named_and_three_or_more_in_a_row_by_the_first_and_the_last(se
 
 
 def test_a_claim_is_made_on_the_seeds_for_which_both_sides_have_flags():
-    def run(seed, *columns):
-        flags = {column: np.arange(50) < 20 + seed for column in columns}
+    def run(seed, *columns, right=20):
+        flags = {column: np.arange(50) < right + seed for column in columns}
         return RunResult(seed, Path(), {"natural": 40.0 + 2 * seed}, {}, flags, {}, 8.0, 1.0, 50)
 
     runs = {"a": [run(0, "natural", "autoattack"), run(1, "natural"), run(2, "natural"), run(4)]}
-    runs["b"] = [run(0, "autoattack"), *(run(k, "natural", "autoattack") for k in range(1, 5))]
+    runs["b"] = [run(0, "autoattack", right=15), *(run(k, "natural", "autoattack", right=15) for k in range(1, 5))]
     results = Results("replication", "", "-", "paper", "cifar10", [*FOUR], {}, runs, {}, [("a", "b")], {})
     claims = {column: results.claim("a", "b", column) for column in FOUR}
     assert {column: claim.seeds for column, claim in claims.items() if claim.ours} == {
         "natural": [1, 2], "autoattack": [0],
     }  # fmt: skip
+    assert [claims[column].ours[0] for column in ("natural", "autoattack")] == pytest.approx([10, 10])  # 5 of 50
     (table,) = tables.claims(results)
     assert table.head == ["difference", "seeds", "natural", "autoattack"]
     assert table.rows[0][:2] == ["a - b", "0 to 2"]
