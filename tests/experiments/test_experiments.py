@@ -333,3 +333,5 @@ def test_a_claim_is_made_on_the_seeds_for_which_both_sides_have_flags():
     assert table.rows[0][:2] == ["a - b", "0 to 2"]
     assert [cell.partition("], ")[2] for cell in table.rows[0][2:]] == ["seeds 1, 2", "seed 0"]
     assert tables.SEED_NOTE in tables.markdown(results, [table])
+    runs["b"][1].flags["natural"] = np.ones(40, bool)  # of fewer images than the others
+    assert results.claim("a", "b", "natural").ours is None
