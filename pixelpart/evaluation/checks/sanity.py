@@ -32,6 +32,7 @@ SMALL_STEP = 1e-4  # along the gradient, where the margin should rise as fast as
 MAX_MISLED = 0.25  # share of images whose gradient may fail; 0 on sound models, 0.5 for random directions
 MAX_ERROR = 0.5  # of the predicted rise; sound models are off by 1 %
 MIN_CONFIDENCE = 0.2  # confidence above chance, as a share of accuracy above chance; sound models have 0.4 to 1
+MIN_OTHERS = 10  # images of other classes that are all predicted as one class: no chance result
 MAX_SQUARE = 0.002  # share of images that only Square breaks; AutoAttack warns above it
 
 TRAIN_MODE = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
@@ -108,7 +109,7 @@ def square_warnings(left: Mapping[str, int], n: int) -> list[str]:
 
 
 def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
-    """Warns if the model is random, depends on the batch, returns probabilities, or is better on another scale."""
+    """Warns if the model is random, depends on the batch, returns probabilities, needs another scale or is constant."""
     x, _ = probe_images(pictures)
     logits, half, warnings = logits_of(model, x), len(x) // 2, []
     if _differ(logits, logits_of(model, x), tolerance=REPEAT_TOLERANCE):
@@ -117,7 +118,8 @@ def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
         warnings.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
         warnings.append(PROBABILITIES)
-    return warnings + scale_warnings(model, *probe_images(pictures, SCALE_PROBES))
+    x, y = probe_images(pictures, SCALE_PROBES)
+    return warnings + (scale_warnings(model, x, y) or constant_warnings(model, x, y))
 
 
 def scale_warnings(model: Model, x: Images, y: Labels) -> list[str]:
@@ -134,6 +136,17 @@ def scale_warnings(model: Model, x: Images, y: Labels) -> list[str]:
             best = int(other.sum())
             warnings = [f"the model gets {int(correct.sum())} of {len(y)} images right, but {best} {description}"]
     return warnings
+
+
+def constant_warnings(model: Model, x: Images, y: Labels) -> list[str]:
+    """Warns if the model predicts the same class for all images, as one does whose training collapsed."""
+    predicted = logits_of(model, x).argmax(1)
+    if bool((predicted != predicted[0]).any()) or int((y != predicted[0]).sum()) < MIN_OTHERS:
+        return []
+    return [
+        f"all {len(y)} images examined are predicted as class {int(predicted[0])}: the model has learned nothing, and "
+        "no attack can lower the share of images of that class"
+    ]
 
 
 def other_scales(x: Images) -> dict[str, Images]:

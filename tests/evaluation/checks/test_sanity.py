@@ -50,7 +50,6 @@ def in_unit_range(x):
         Light(lambda x: (x - 0.5) / 0.2, 0.0, 4.0),  # normalises its input
         Light(sharpness=1e-6),  # small logits, but of two classes
         Light(in_unit_range),  # fails on other scales
-        Light(lambda x: x - 1),  # half right on every scale
     ],
 )
 def test_a_sound_model_causes_no_warning(model, light):
@@ -59,10 +58,19 @@ def test_a_sound_model_causes_no_warning(model, light):
 
 
 @pytest.mark.parametrize(("name", "seed"), [("tiny-cnn", 0), ("tiny-cnn", 1), ("wrn-10-1", 0)])
-def test_an_untrained_network_causes_no_warning(name, seed):
+def test_an_untrained_network_that_predicts_one_class_is_only_warned_of_as_that(name, seed):
     x, y = data.load("shapes", split="test")
     model = models.build(name, generator=torch.Generator().manual_seed(seed)).eval()
-    assert warnings_of(model, ImageSet(x[:64], y[:64], torch.device("cpu"))) == []
+    (warning,) = warnings_of(model, ImageSet(x[:64], y[:64], torch.device("cpu")))
+    assert warning.startswith("all 64 images examined are predicted as class")
+
+
+def test_one_class_for_all_images_is_detected_where_labels_differ(light):
+    dark = Light(lambda x: x - 1)  # class 0 for every image
+    (warning,) = warnings_of(dark, light)
+    assert warning.startswith("all 100 images examined are predicted as class 0")
+    few = ImageSet(light.images[:59], light.labels[:59], light.device)  # nine of class 1
+    assert warnings_of(dark, few) == []
 
 
 # -- scale
@@ -118,7 +126,7 @@ def test_grey_images_are_checked_and_one_class_for_all_is_not_better(light):
     (warning,) = warnings_of(Light(lambda x: x / 255), grey)
     assert "0 to 255" in warning
     only = ImageSet(light.images[50:], light.labels[50:], light.device)
-    assert warnings_of(Light(lambda x: x / 255), only) == []
+    assert sanity.scale_warnings(Light(lambda x: x / 255), only.images, only.labels) == []
 
 
 @pytest.mark.parametrize(("wins", "losses", "better"), [(10, 0, True), (9, 0, False), (20, 3, True), (20, 5, False)])
