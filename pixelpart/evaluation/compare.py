@@ -116,7 +116,8 @@ class Comparison:
 
     def __str__(self) -> str:
         first, second = self.groups
-        head = ["attack", "eps", "n", first, second, f"{first} - {second}", "p", "test"]
+        several_sets = len({row.conditions["dataset"] for row in self.rows}) > 1  # the runs' own images, and new ones
+        head = ["attack", "eps", *["images"] * several_sets, "n", first, second, f"{first} - {second}", "p", "test"]
         cells = []
         for row in self.rows:
             d, eps = row.difference, row.conditions.get("eps")
@@ -125,7 +126,8 @@ class Comparison:
             p = f"{d.p:.3f}" if d.p >= 0.001 else "<0.001"
             cells.append([
                 row.attack, (f"{eps:g}" if radius else str(write_fraction(eps))) if eps else "",
-                str(row.conditions["n"]), *map(str, row.sides), points, p, f"{d.test} *" if row.warnings else d.test,
+                *[row.conditions["dataset"]] * several_sets, str(row.conditions["n"]),
+                *map(str, row.sides), points, p, f"{d.test} *" if row.warnings else d.test,
             ])  # fmt: skip
         lines = [f"{name}: {', '.join(map(str, folders))}" for name, folders in self.groups.items()]
         lines += ["", text_table(head, cells), ""]

@@ -108,6 +108,15 @@ def test_all_conditions_that_all_runs_share_have_a_row(make, pair):
     assert found == [("natural", 0), ("pgd20", 8), ("pgd20", 4)]
 
 
+def test_the_table_names_the_images_where_runs_were_evaluated_on_several_sets(make, pair):
+    assert "images" not in str(compare(pair)).splitlines()[3]
+    for name in ("at-0", "part-0"):
+        make(name, results={"natural": flags(0.6, 0)}, dataset="folder:new@32")
+    head, first, second = str(compare(pair)).splitlines()[3:6]
+    assert head.split()[:4] == ["attack", "eps", "images", "n"]
+    assert (first.split()[1], second.split()[1]) == ("shapes", "folder:new@32")
+
+
 def test_an_attack_that_some_runs_lack_is_left_out_and_reported(make):
     a, b = make("at-0"), make("part-0", results={"natural": flags(0.8, 0)})
     found = compare({"at": [a], "part": [b]})
