@@ -278,10 +278,12 @@ class Trainer:
             self.report_collapse()
 
     def report_collapse(self) -> None:
-        n = len(self.probe_sets[self.measured_on][1])
+        n, label = len(self.probe_sets[self.measured_on][1]), self.collapsed_to
+        name = self.config.classes[label] if label is not None and self.config.classes else label
         self.say(
-            f"collapsed: all {n} {self.measured_on} images are predicted as class {self.collapsed_to}; "
-            "try a lower optim.lr, another seed or --eps-ramp 5"
+            f"collapsed: all {n} {self.measured_on} images are predicted as class {name}; "
+            "try a smaller --eps, more --epochs, a longer start without attack (--burn-in.eps 0 and --burn-in.epochs), "
+            "--eps-ramp or a lower --optim.lr"
         )
 
     def announce(self) -> None:
