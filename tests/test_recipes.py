@@ -4,6 +4,7 @@ import pytest
 
 from pixelpart import recipes
 from pixelpart.config import differing_fields
+from pixelpart.engine.plan import build_plan
 from pixelpart.errors import UserError
 from pixelpart.recipes import RECIPES
 
@@ -165,6 +166,18 @@ def test_a_folder_recipe_fits_the_number_of_images(images):
     assert steps >= min(8, (images - config.holdout) / 16)
     assert 30 <= config.epochs <= 100
     assert 0 < config.burn_in.epochs < config.epochs / 2
+
+
+@pytest.mark.parametrize("method", ["at", "part"])
+def test_a_small_folder_starts_without_an_attack_and_ends_with_the_full_budget(method):
+    plan = build_plan(recipes.fill_in(recipes.folder(method, dataset="shapes"), 2400))
+    scales = [plan.budget_scale(epoch) for epoch in range(plan.config.epochs)]
+    first = plan.config.burn_in.epochs
+    assert (plan.config.burn_in.eps, first) == (0, plan.config.epochs // 3)
+    rising = [scale for scale in scales[first:] if scale is not None]
+    assert rising[0] == pytest.approx(0.5, abs=0.02)
+    assert rising == sorted(rising)
+    assert scales[plan.config.eps_ramp :] == [None] * (plan.config.epochs // 3)
 
 
 def test_a_given_field_stays_and_decides_what_follows_from_it():

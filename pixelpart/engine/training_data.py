@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pixelpart import data, draws
-from pixelpart.config import Config, is_user_code
+from pixelpart.config import Config, is_user_code, write_fraction
 from pixelpart.data.loader import Loader, as_float, split_holdout
 from pixelpart.errors import UserError
 from pixelpart.recipes import fill_in
@@ -50,11 +50,14 @@ def with_data_fields(config: Config) -> Config:
 
 def settings_line(config: Config, images: int) -> str:
     """What was chosen for this number of pictures; every value has a flag."""
+    burn_in = config.burn_in
+    eps = burn_in.eps if isinstance(burn_in.eps, str) else write_fraction(burn_in.eps)
     return (
         f"{images} images to train on, {config.holdout} held out, {len(config.classes)} classes, "
         f"{'grey' if config.channels == 1 else 'colour'}: --model {config.model} --augment {config.augment} "
         f"--epochs {config.epochs} --batch-size {config.batch_size} --optim.lr {config.optim.lr:g} "
-        f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {config.burn_in.epochs}"
+        f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {burn_in.epochs} "
+        f"--burn-in.eps {eps} --eps-ramp {config.eps_ramp}"
     )
 
 
