@@ -312,7 +312,7 @@ def test_docs_list_every_experiment_as_the_command_does():
     [([], ""), ([3], "3"), ([0, 1], "0, 1"), ([100, 101, 102], "100 to 102"), ([0, 2, 3], "0, 2, 3")],
 )
 def test_seeds_are_named_and_three_or_more_in_a_row_by_the_first_and_the_last(seeds, expected):
-    assert tables.counted(seeds) == expected
+    assert tables.written_seeds(seeds) == expected
 
 
 def test_a_claim_is_made_on_the_seeds_for_which_both_sides_have_flags():

@@ -65,7 +65,7 @@ def accuracies(results: Results) -> Table:
     for arm, runs in results.runs.items():
         budget = mean_of(run.budget for run in runs)
         seeds = [run.seed for run in runs]
-        row = [arm, counted(seeds), str(runs[0].n or "") if runs else "", number(budget)]
+        row = [arm, written_seeds(seeds), str(runs[0].n or "") if runs else "", number(budget)]
         for column in results.columns:
             cell = results.cell(arm, column)
             text = written(cell) + (_of_seeds(cell.seeds, seeds) if cell else "")
@@ -93,7 +93,7 @@ def claims(results: Results) -> list[Table]:
     rows = []
     for arm, base in dict.fromkeys((arm, base) for arm, base, _ in found):
         seeds = sorted({seed for column in columns for seed in found[arm, base, column].seeds})
-        row = [f"{arm} - {base}", counted(seeds)]
+        row = [f"{arm} - {base}", written_seeds(seeds)]
         for column in columns:
             claim = found[arm, base, column]
             row.append(signed(*claim.ours) + _of_seeds(claim.seeds, seeds) if claim.ours else "")
@@ -109,7 +109,7 @@ def _with_paper(shown: Mapping[str, bool]) -> list[str]:
     return [name for column, papers in shown.items() for name in ([column, "paper"] if papers else [column])]
 
 
-def counted(seeds: Sequence[int]) -> str:
+def written_seeds(seeds: Sequence[int]) -> str:
     """0, 1 or 100 to 107."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]} to {seeds[-1]}"
@@ -118,7 +118,7 @@ def counted(seeds: Sequence[int]) -> str:
 
 def _of_seeds(seeds: Sequence[int], all_seeds: Sequence[int]) -> str:
     """The seeds of a cell that does not have all, as of runs found with --from and not attacked alike."""
-    return f", seed{'s' * (len(seeds) > 1)} {counted(seeds)}" if 0 < len(seeds) < len(all_seeds) else ""
+    return f", seed{'s' * (len(seeds) > 1)} {written_seeds(seeds)}" if 0 < len(seeds) < len(all_seeds) else ""
 
 
 def written(cell: Cell | None) -> str:
