@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -290,6 +291,17 @@ def test_collapse_is_reported_if_it_lasts_after_the_eps_ramp_and_at_the_end(tmp_
             found[epoch] = int(line.split("class ")[1].split(";")[0])
     assert found == reported
     assert words[1] == "best:"  # the last line
+
+
+@pytest.mark.parametrize(("classes", "name"), [(("cat", "dog"), "dog"), ((), "1")])
+def test_the_class_of_a_collapse_is_named_where_classes_have_names(classes, name):
+    lines = []
+    trainer = SimpleNamespace(
+        probe_sets={"held-out": (None, range(5))}, measured_on="held-out", collapsed_to=1,
+        config=SimpleNamespace(classes=classes), say=lines.append,
+    )  # fmt: skip
+    sys.modules["pixelpart.engine.train"].Trainer.report_collapse(trainer)
+    assert lines[0].startswith(f"collapsed: all 5 held-out images are predicted as class {name}; ")
 
 
 def test_collapse_is_one_prediction_for_images_of_several_classes():
