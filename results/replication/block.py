@@ -2,9 +2,9 @@
 
     python results/replication/block.py RUNS SEED ARM...    for example: runs 0 AT "AT, late decay" "PART s=1"
 
-An arm is forked from its baseline after the last epoch that they share, so the baseline comes first. Finished epochs
-and kept results are reused: the same command goes on after an interruption. The table is made by
-`pixelpart experiment replication --scale paper --from RUNS`.
+Of the arms with one loss, the first is trained from the start and the others are forked from it after the last epoch
+that they share. Finished epochs and kept results are reused: the same command goes on after an interruption. The table
+is made by `pixelpart experiment replication --scale paper --from RUNS`.
 """
 
 import gc
@@ -21,7 +21,7 @@ from pixelpart.experiments.common.experiment import FOUR
 from pixelpart.experiments.common.scales import SCALES
 
 scale = SCALES["demo" if os.environ.get("REHEARSE") else "paper"]  # demo: on a CPU, in two minutes
-SHARED = {"AT, late decay": 60 if scale.name == "paper" else 1}  # epochs; of all others: the burn-in
+DECAY = 60 if scale.name == "paper" else 1  # AT and "AT, late decay" share the epochs before AT's first decay
 
 
 def folder(runs: str, arm: str, seed: str) -> str:
@@ -29,13 +29,14 @@ def folder(runs: str, arm: str, seed: str) -> str:
 
 
 def main(runs: str, seed: str, *arms: str) -> None:
-    configs = replication.arms(scale)
+    configs, first = replication.arms(scale), dict[str, str]()  # the first arm with each loss
     for arm in arms:
-        if arm in ("AT", "TRADES", "MART"):
-            fields = {"keep": sorted({scale.burn_in, *(SHARED.values() if arm == "AT" else ())})}
+        parent = first.setdefault(configs[arm].objective.name, arm)
+        if parent == arm:
+            fields = {"keep": sorted({scale.burn_in, DECAY} if arm == "AT" else {scale.burn_in})}
         else:
-            baseline = {"PART-T": "TRADES", "PART-M": "MART"}.get(arm.partition(" s=")[0], "AT")
-            fields = {"init_from": f"{folder(runs, baseline, seed)}@{SHARED.get(arm, scale.burn_in)}", "keep": []}
+            epoch = DECAY if (parent, arm) == ("AT", "AT, late decay") else scale.burn_in
+            fields = {"init_from": f"{folder(runs, parent, seed)}@{epoch}", "keep": []}
         began = time.monotonic()
         config = with_fields(configs[arm], {"seed": int(seed), **fields}, source=arm)
         run = pp.train(config, folder(runs, arm, seed))
