@@ -18,6 +18,7 @@ from pixelpart.evaluation.frontier import (
     secant_distance,
 )
 from pixelpart.evaluation.frontier_study import (
+    MARGIN,
     StudyDesign,
     pooled_deviation,
     seed_correlation,
@@ -145,9 +146,9 @@ def secants(arms: dict[str, Arm], others: Sequence[str]) -> dict[str, Distance]:
 
 
 def plot_frontier(results: Results) -> Figure:
-    """Natural against robust accuracy with the uniform curve and its band; next to it D of every other arm.
+    """Natural against robust accuracy with the uniform curve, a dot for every run; next to it D of every other arm.
 
-    All arms have the same images, so D is known better than points and band: its interval is in the second panel.
+    All arms have the same images, so D is known better than their accuracies, whose intervals are not drawn.
     """
     known = uniform_arms(results)
     others = [label for label in results.arms if label not in known]
@@ -159,20 +160,20 @@ def plot_frontier(results: Results) -> Figure:
             plots.calm(one)
         figure.suptitle(plots.heading(results), fontsize=9.5, x=0.01, ha="left")
         names = {arm: arm for arm in known}
-        plots.plane(left, results, y=ROBUST, look=lambda arm: plots.point(results, arm, known), names=names)
-        left.set_title("grey: uniform budgets, their curve and its band")
+        plots.plane(left, results, y=ROBUST, look=lambda arm: plots.point(results, arm, known), names=names, runs=True)
+        left.set_title("dots: runs, large: means; grey: uniform budgets and their curve")
         if "distances" in results.analysis:
-            draw_curve(left, [study_arm(results, label) for label in known])
+            draw_curve(left, [study_arm(results, label) for label in known], band=False)
         _distances(right, results, known, others)
         return figure
 
 
-def draw_curve(axes: Axes, arms: Sequence[Arm]) -> None:
-    """The quadratic through the uniform arms, and its band unless an arm has a single run."""
+def draw_curve(axes: Axes, arms: Sequence[Arm], *, band: bool = True) -> None:
+    """The quadratic through the uniform arms, with its band unless an arm has a single run."""
     curve = fit_curve(arms)
     across = np.linspace(min(arm.mean_natural for arm in arms), max(arm.mean_natural for arm in arms), 60)
     axes.plot(100 * across, [100 * curve.at(n) for n in across], color=plots.FAINT, linewidth=1.2, zorder=1)
-    if min(arm.runs for arm in arms) > 1:
+    if band and min(arm.runs for arm in arms) > 1:
         low, high = np.array([curve.band(n) for n in across]).T
         axes.fill_between(100 * across, 100 * low, 100 * high, color=plots.FAINT, alpha=0.2, linewidth=0, zorder=0)
 
@@ -194,12 +195,18 @@ def _distances(axes: Axes, results: Results, known: Sequence[str], others: Seque
             axes.annotate(text, (0, row), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center")
     if not found:
         axes.set_xticks([])
+    elif not within:  # the verdict "on the curve" is about this range
+        for end in (-100 * MARGIN, 100 * MARGIN):
+            axes.axvline(end, color=plots.FAINT, linewidth=0.9, linestyle="--", zorder=1)
+    axes.margins(x=0.05)
+    axes.use_sticky_edges = False  # bars end at the frame otherwise
     axes.axvline(0, color=plots.FAINT, linewidth=1.2, zorder=1)
     axes.set_yticks(range(len(others)), others)
     spare = max(0.0, (5 - len(others)) / 2)  # a few arms do not fill the panel
     axes.set_ylim(len(others) - 0.5 + spare, -0.5 - spare)
     axes.set_xlabel(f"D, points of {shown_name(ROBUST)} accuracy")
+    dashed = f"\ndashed: ±{100 * MARGIN:.2f}, counted as on the curve" if found and not within else ""
     axes.set_title(
         f"distance from the curve{' of the same seed' * within}\n"
-        "grey: up to the smallest effect that\nwould be seen (80 % power, level .025)"
+        f"grey: up to the smallest effect that\nwould be detected (80 % power, level .025){dashed}"
     )

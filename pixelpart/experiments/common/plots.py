@@ -154,23 +154,29 @@ def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None
 
 
 def plane(
-    axes: Axes, results: Results, *, y: str, look: Callable[[str], dict[str, Any]], names: Mapping[str, str]
-) -> None:
-    """Each arm as a point with its error, natural against robust accuracy; `names` are written next to their arms."""
+    axes: Axes, results: Results, *, y: str, look: Callable[[str], dict[str, Any]], names: Mapping[str, str],
+    runs: bool = False,
+) -> None:  # fmt: skip
+    """Each arm as a point with its error, natural against robust accuracy; `names` are written next to their arms.
+
+    With `runs`, a dot for every run takes the place of the error.
+    """
     shown = []
     for arm in results.arms:
         across, up = results.cell(arm, "natural"), results.cell(arm, y)
         if across and up and across.values and up.values:
             shown.append((across, up))
+            if runs:
+                axes.plot(across.values, up.values, ".", color=look(arm)["color"], markersize=4, alpha=0.5, linewidth=0)
             axes.errorbar(
-                across.mean, up.mean, xerr=_errors(across), yerr=_errors(up), markersize=5, elinewidth=0.8, alpha=0.95,
-                **look(arm),
+                across.mean, up.mean, markersize=5, elinewidth=0.8, alpha=0.95, **look(arm),
+                xerr=None if runs else _errors(across), yerr=None if runs else _errors(up),
             )  # fmt: skip
             if arm in names:
                 above = sum(one in names for one in results.arms[: results.arms.index(arm)]) % 2 == 0
                 where = {"xytext": (4, 5 if above else -12), "textcoords": "offset points"}
                 axes.annotate(names[arm], (across.mean, up.mean), fontsize=8, color=INK, **where)  # type: ignore[arg-type]
-    if shown:
+    if shown and not runs:
         axes.set_xlim(_limits([across for across, _ in shown]))
         axes.set_ylim(_limits([up for _, up in shown]))
     axes.set_xlabel("natural accuracy, %")
