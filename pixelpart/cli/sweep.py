@@ -8,10 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pixelpart.cli.arguments import Parser, add_device, add_output, add_threads, positive_int
+from pixelpart.files import atomic_write
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.tables import text_table
 
 if TYPE_CHECKING:
+    from pixelpart.sweeps.table import Table
     from pixelpart.sweeps.work import Job
 
 EXAMPLE = """the form of GRID, in TOML:
@@ -37,7 +39,7 @@ def sweep(args: list[str]) -> int:
     )
     add("--on", default="local", help="local or slurm")
     add("--status", action="store_true", help="start nothing; print the state of every run, read from files only")
-    add("--table", type=Path, metavar="FILE", help="write the table as CSV")
+    add("--table", type=Path, metavar="FILE", help="write the table as CSV; as FILE.tex, that of the means over seeds")
     add_device(parser)
     add_threads(parser, runs="threads of GRID, or 1")
     add_output(parser, json="print the table as JSON")
@@ -57,33 +59,42 @@ def sweep(args: list[str]) -> int:
         )
     else:
         table = table_of(grid, out)
-    if found.table:
+    head, means = ["mean over seeds", "seeds", "budget", *grid.jobs[0].attacks], seed_means(grid.jobs, table, out)
+    if found.table and found.table.suffix == ".tex":
+        from pixelpart.experiments.common.tables import Table, latex
+
+        atomic_write(found.table, latex([Table("Mean [95 % interval], budget in 1/255", head, means)]))
+    elif found.table:
         table.write_csv(found.table)
     states = Counter(row["state"] for row in table)
     if found.json:
         print(json.dumps(table, indent=2))
     else:
         print(table)
-        if means := seed_means(grid.jobs, out):
-            print(f"\n{means}\n")
+        if any(int(seeds) > 1 for _, seeds, *_ in means):
+            print(f"\n{text_table(head, means)}\n")
         print(", ".join(f"{n} {state}" for state, n in states.items()))
     return 1 if states["failed"] and not found.status else 0
 
 
-def seed_means(jobs: Sequence["Job"], out: Path) -> str:
-    """A row per arm: mean accuracies over the seeds that have all results; "" if no arm has several such seeds."""
+def seed_means(jobs: Sequence["Job"], table: "Table", out: Path) -> list[list[str]]:
+    """A row per arm: label, seeds that have all results, mean budget and mean accuracies over these."""
     from pixelpart.sweeps.table import arms, find_entry
     from pixelpart.sweeps.work import JobFiles
 
-    attacks, rows = jobs[0].attacks, []
+    attacks, rows, budgets = jobs[0].attacks, [], {row["run"]: row["budget"] for row in table}
     for arm, group in arms(jobs).items():
         folders = {job.id: JobFiles(out, job.id).run.path for job in group}
-        runs = [[(folders[job.id], find_entry(job, attack, folders[job.id])) for attack in attacks] for job in group]
-        complete = [run for run in runs if run and all(entry for _, entry in run)]
+        runs = {
+            job.id: [(folders[job.id], find_entry(job, attack, folders[job.id])) for attack in attacks] for job in group
+        }
+        complete = {id: run for id, run in runs.items() if run and all(entry for _, entry in run)}
         if complete:
-            rows.append([arm, str(len(complete)), *(mean(column) for column in zip(*complete, strict=True))])
-    several = any(int(seeds) > 1 for _, seeds, *_ in rows)
-    return text_table(["mean over seeds", "seeds", *attacks], rows) if several else ""
+            known = [budgets[id] for id in complete if budgets[id] is not None]
+            budget = f"{fmean(known):.2f}" if known else ""
+            columns = zip(*complete.values(), strict=True)
+            rows.append([arm, str(len(complete)), budget, *(mean(column) for column in columns)])
+    return rows
 
 
 def mean(results: Sequence[tuple[Path, Any]]) -> str:

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pixelpart.config import Config, flat
@@ -107,17 +108,19 @@ def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:
 
 
 def results(job: Job, folder: Path | None) -> Row:
-    """epochs, seconds, and for each attack its accuracy with the ends of its interval."""
+    """epochs, mean budget after burn-in in 1/255, for each attack its accuracy with its interval's ends, seconds."""
     found: Row = {}
     problems: list[str] = []
     metrics = RunFolder(folder).read_metrics(problems) if folder else []
     seconds = math.nan if problems else sum(row["seconds"] for row in metrics)
+    budgets = [row["budget_mean"] for row in metrics if row["phase"] != "burn-in"]
+    budget = round(255 * fmean(budgets), 2) if budgets and not problems else None
     for attack in job.attacks:
         entry = find_entry(job, attack, folder) or {}
         low, high = entry.get("interval", (None, None))
         found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
         seconds += entry.get("seconds", 0.0)
-    return {"epochs": metrics[-1]["epoch"] if metrics else 0, **found, "seconds": round(seconds, 1)}
+    return {"epochs": metrics[-1]["epoch"] if metrics else 0, "budget": budget, **found, "seconds": round(seconds, 1)}
 
 
 def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | None:

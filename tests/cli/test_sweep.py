@@ -48,8 +48,8 @@ def test_sweep_prints_the_table_and_starts_only_what_is_missing(grid, tmp_path, 
     assert main([*args, "--table", "table.csv"]) == 0
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0] == ["run", "seed", "epochs", "natural", "seconds", "state"]
-    assert [line[1:3] + line[7:] for line in lines[1:3]] == [["0", "1", "done"], ["1", "1", "done"]]
+    assert lines[0] == ["run", "seed", "epochs", "budget", "natural", "seconds", "state"]
+    assert [line[1:4] + line[8:] for line in lines[1:3]] == [["0", "1", "8", "done"], ["1", "1", "8", "done"]]
     assert out.splitlines()[-1] == "2 done"
     assert "2/2 seed=1: done" in err
     assert err.index("seed=0: started") < err.index("1/2 seed=0: done") < err.index("seed=1: started")
@@ -68,19 +68,35 @@ def test_accuracies_are_printed_in_percent_with_intervals_and_the_mean_of_each_a
     assert all(0 <= row["natural"] <= 1 for row in rows)
     for cells, row in zip(shown[1:5], rows, strict=True):
         low, high = wilson(round(40 * row["natural"]), 40)
-        assert cells[4] == f"{100 * row['natural']:.2f}% [{100 * low:.2f}%, {100 * high:.2f}%]"
-    assert shown[6] == ["mean over seeds", "seeds", "natural"]
-    for (arm, seeds, mean), eps in zip(shown[7:9], ("4/255", "8/255"), strict=True):
+        assert cells[5] == f"{100 * row['natural']:.2f}% [{100 * low:.2f}%, {100 * high:.2f}%]"
+    assert shown[6] == ["mean over seeds", "seeds", "budget", "natural"]
+    for (arm, seeds, budget, mean), eps in zip(shown[7:9], ("4/255", "8/255"), strict=True):
         group = [row for row in rows if row["eps"] == eps]
         runs = [tmp_path / "sweeps/grid/runs" / row["run"] for row in group]
         found = collect(find_arms(read_runs(runs)))
         cell = found.cell(found.arms[0], found.columns["natural"])
-        assert (arm, seeds) == (f"eps={eps}", "2")
+        assert (arm, seeds, budget) == (f"eps={eps}", "2", f"{eps[0]}.00")
         assert mean == f"{100 * fmean(row['natural'] for row in group):.2f}% [{{:.2f}}%, {{:.2f}}%]".format(
             *cell.interval
         )
     assert main(["sweep", str(grid("seed = [0]")), "--device", "cpu", "--quiet"]) == 0
     assert "mean over seeds" not in capsys.readouterr().out
+
+
+def test_the_table_shows_that_an_arm_without_a_mask_keeps_eps_whatever_mask_mean_is(grid, capsys):
+    args = ["sweep", str(grid("'mask.rule' = ['none', 'mean']\n[set.mask]\nmean = '6/255'")), "--device", "cpu"]
+    assert main([*args, "--quiet", "--json"]) == 0
+    assert [row["budget"] for row in json.loads(capsys.readouterr().out)] == [8.0, 6.0]
+
+
+def test_a_tex_table_has_a_row_for_each_arm(grid, tmp_path, capsys):
+    args = ["sweep", str(grid("seed = [0, 1]")), "--device", "cpu", "--quiet"]
+    assert main([*args, "--table", "table.tex"]) == 0
+    mean = re.split("  +", capsys.readouterr().out.splitlines()[-3])
+    lines = (tmp_path / "table.tex").read_text().splitlines()
+    assert lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")] == [
+        " & ".join(cell.replace("%", r"\%") for cell in mean) + r" \\"
+    ]
 
 
 def test_failed_arm_is_exit_code_1(grid, capsys):

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from statistics import fmean
 
 import pytest
 
@@ -71,9 +72,10 @@ def test_row_of_a_run(job, quiet, tmp_path):
     first, second = rows(jobs, {state.job.id: state.folder})
     entries = {entry["attack"]: entry for entry in json.loads((state.folder / "eval.json").read_text())["entries"]}
     seconds = sum(row["seconds"] for row in Run(state.folder).metrics) + sum(e["seconds"] for e in entries.values())
+    budget = round(255 * fmean(row["budget_mean"] for row in Run(state.folder).metrics[1:]), 2)
     low, high = entries["natural"]["interval"]
     assert first == {
-        "run": jobs[0].id, "seed": 0, "mask.rule": "mean", "burn_in.epochs": 1, "epochs": 3,
+        "run": jobs[0].id, "seed": 0, "mask.rule": "mean", "burn_in.epochs": 1, "epochs": 3, "budget": budget,
         "natural": entries["natural"]["accuracy"], "natural low": low, "natural high": high,
         "pgd2": entries["pgd2"]["accuracy"], "pgd2 low": entries["pgd2"]["interval"][0],
         "pgd2 high": entries["pgd2"]["interval"][1], "seconds": round(seconds, 1),
@@ -81,8 +83,8 @@ def test_row_of_a_run(job, quiet, tmp_path):
     assert (second["natural"], second["epochs"]) == (None, 0)
     Table([first, second]).write_csv(tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text().splitlines()
-    assert lines[0].startswith("run,seed,mask.rule,burn_in.epochs,epochs,natural,natural low,natural high,pgd2")
-    assert lines[2].startswith(f"{jobs[1].id},1,none,0,0,,,,")
+    assert lines[0].startswith("run,seed,mask.rule,burn_in.epochs,epochs,budget,natural,natural low,natural high,pgd2")
+    assert lines[2].startswith(f"{jobs[1].id},1,none,0,0,,,,,")
 
 
 def test_failed_job_stops_no_other_and_is_tried_again(job, quiet, tmp_path):
