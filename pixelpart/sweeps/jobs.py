@@ -68,14 +68,18 @@ def run_jobs(
 
                 choose_device(device)  # a mistake ends the sweep, not every job
             report = _Report(tasks, screen, names or describe([task.jobs[0] for task in tasks]))
-            with local.sigterm_as_interrupt():
-                if workers == 1:
-                    with local.cpu_threads(threads):
-                        for task in (*burn_ins, *tasks):
-                            screen.say(f"{report.name(task)}: started")
-                            report(task, perform(task, screen))
-                else:
-                    _run_workers((burn_ins, tasks), out, report, workers=workers, threads=threads, device=device)
+            try:
+                with local.sigterm_as_interrupt():
+                    if workers == 1:
+                        with local.cpu_threads(threads):
+                            for task in (*burn_ins, *tasks):
+                                screen.say(f"{report.name(task)}: started")
+                                report(task, perform(task, screen))
+                    else:
+                        _run_workers((burn_ins, tasks), out, report, workers=workers, threads=threads, device=device)
+            except KeyboardInterrupt:
+                screen.say(f"stopped after {report.finished} of {len(tasks)} runs; the same command resumes")
+                raise
     return job_states(jobs, out)
 
 

@@ -107,6 +107,20 @@ def test_failed_arm_is_exit_code_1(grid, capsys):
     assert "the loss was not finite at" in capsys.readouterr().out
 
 
+def test_ctrl_c_says_how_far_it_came(grid, capsys, monkeypatch):
+    done = []
+
+    def perform(task, screen):
+        if done:
+            raise KeyboardInterrupt
+        done.append(task)
+        return ""
+
+    monkeypatch.setattr("pixelpart.sweeps.jobs.perform", perform)
+    assert main(["sweep", str(grid("seed = [0, 1, 2]")), "--device", "cpu"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "stopped after 1 of 3 runs; the same command resumes"
+
+
 WRONG = {
     "'mask.control' = ['shuffled', 'shuffeld']": "unknown mask.control 'shuffeld'; did you mean shuffled? choose from",
     "'mask.source' = ['gradcam', 'gradcom']": "unknown mask.source 'gradcom'; did you mean gradcam",
