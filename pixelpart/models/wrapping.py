@@ -86,7 +86,8 @@ def _find(module: nn.Module, example: Tensor) -> Wrapped:
             reason = f" ({first})"
     raise UserError(
         f"no features and head found in {type(module).__name__}{reason}; maps need them: write pixelpart.models."
-        "wrap(net, features=f, head=g), where f(x) is the last activation before pooling and g(f(x)) equals net(x)"
+        "wrap(net, features=f, head=g), where f(x) is the last activation before pooling and g(f(x)) equals net(x); "
+        "in training, --mask.layer module.NAME reads them from any submodule"
     )
 
 

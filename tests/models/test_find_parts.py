@@ -148,6 +148,28 @@ def test_of_a_long_message_of_torch_fx_the_error_has_the_first_sentence():
         wrap(CountsFeatures())
 
 
+class TwoTrunks(nn.Module):
+    """Two trunks, each pooled: no activation has all that follows depend on it only."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 5, 4, 2)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.fc(torch.cat([self.fine(x).relu().mean((2, 3)), self.coarse(x).relu().amax((2, 3))], 1))
+
+
+def test_a_network_without_features_and_head_trains_with_the_layer_that_the_error_asks_for(
+    tmp_path, few_images, monkeypatch
+):
+    monkeypatch.setattr(user_nets, "TwoTrunks", TwoTrunks, raising=False)
+    with pytest.raises(UserError, match=r"in training, --mask\.layer module\.NAME"):
+        trained("part", "TwoTrunks", tmp_path / "none")
+    run = trained("part", "TwoTrunks", tmp_path / "fine", mask={"layer": "module.fine"})
+    assert run.metrics[-1]["phase"] == "mask"
+
+
 def wrapped_with_functions(num_classes):
     net = user_nets.FunctionalBranches(num_classes)
     return wrap(net, features=lambda x: net.conv(x).relu(), head=lambda acts: net.fc(acts.mean((2, 3))))
