@@ -248,6 +248,7 @@ MISTAKES = [
     ({"sead": 2}, r"sead: no such field; did you mean seed\?$"),
     ({"lr": 0.1}, r"lr: no such field; did you mean optim\.lr\?$"),
     ({"mask": {"rules": "mean"}}, r"mask.rules: no such field; did you mean mask\.rule\?$"),
+    ({"mask.rule": "mean"}, r'mask.rule: no such field; write mask=\{"rule": ...\}, in TOML mask.rule without quotes$'),
     ({"zzz": 1}, "zzz: no such field$"),
     ({"mask": "mean"}, "mask: .*'mean'"),
     ({"schema_version": 2}, "schema_version 2 is not 1"),

@@ -74,6 +74,8 @@ def validation_message(error: ValidationError, *, fields: Sequence[str] = ()) ->
 def _hint(name: str, fields: Sequence[str]) -> str:
     """The fields of that name in other sections, as optim.lr for lr, else similar ones here, else all if few."""
     section, dot, key = name.rpartition(".")
+    if name in fields:  # "mask.rule" as one word
+        return f'; write {section}={{"{key}": ...}}, in TOML {section}.{key} without quotes'
     parts = [field.rpartition(".") for field in fields]
     same = ["".join(part) for part in parts if part[2] == key]
     here = [part[2] for part in parts if part[0] == section]
