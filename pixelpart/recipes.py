@@ -3,7 +3,6 @@
 The six methods differ in the objective and in whether a mask sets the budget.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -169,8 +168,22 @@ def _merged(base: Settings, changes: Settings) -> Settings:
     return base | changes | sections
 
 
+def _of_method(recipe: Callable[..., Config], method: str, name: str) -> Callable[..., Config]:
+    """The recipe of one method, with a name and a text for `help`."""
+
+    def config(**fields: Any) -> Config:
+        return recipe(method, **fields)
+
+    config.__name__ = config.__qualname__ = name.replace("-", "_")
+    config.__doc__ = f"""{recipe.__doc__}
+
+    `fields` of the config are changed, those of a section by a dict: seed=1, eps_low=6/255, mask={{"rule": "soft"}}.
+    """
+    return config
+
+
 RECIPES: dict[str, Callable[..., Config]] = {
-    name.format(method): functools.partial(recipe, method)
+    name.format(method): _of_method(recipe, method, name.format(method))
     for name, recipe in {
         "shapes-{}": shapes,
         "shapes-vit-{}": shapes_vit,

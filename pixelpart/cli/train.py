@@ -104,7 +104,7 @@ def usage() -> str:
     rows, (first, *_) = [], METHODS
     for name, recipe in RECIPES.items():
         if re.search(rf"-{first}(?=-|$)", name):
-            config, about = recipe(), (getattr(recipe, "func", recipe).__doc__ or "").split("\n")[0]
+            config, about = recipe(), (recipe.__doc__ or "").split("\n")[0]
             pattern = re.sub(rf"-{first}(?=-|$)", "-METHOD", name)
             epochs = "auto" if "epochs" in config.auto else str(config.epochs)
             rows.append([pattern, config.model, epochs, re.split(r"[:;.](?: |$)", about)[0]])

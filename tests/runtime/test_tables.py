@@ -1,5 +1,7 @@
 """What a notebook shows: tables, plain text, and names to complete."""
 
+import pickle
+import pydoc
 from html.parser import HTMLParser
 
 import numpy as np
@@ -83,3 +85,11 @@ def test_dir_lists_what_there_is_and_nothing_else():
     for name in dir(pp.recipes):
         assert getattr(pp.recipes, name) is not None
     assert len(dir(pp.recipes)) == 1 + len(pp.recipes.RECIPES)
+
+
+def test_help_of_a_recipe_says_what_it_is_and_how_to_change_a_field():
+    text = pydoc.render_doc(pp.recipes.shapes_part, renderer=pydoc.plaintext)
+    assert "shapes_part(**fields" in text
+    assert pp.recipes.shapes.__doc__.strip() in text
+    assert 'mask={"rule": "soft"}' in text
+    assert pickle.loads(pickle.dumps(pp.recipes.shapes_part)) is pp.recipes.shapes_part
