@@ -143,7 +143,7 @@ def test_budgets_lie_between_eps_low_and_eps(heat: Tensor, rule: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(ALL[:4]))
+@given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["mean", "zscore", "quantile", "quantile:0.8"]))
 def test_two_level_budgets_are_eps_and_eps_low_to_the_bit(eps: float, eps_low: float, rule: str) -> None:
     budget = masks.budget(HEAT, eps=eps, eps_low=eps_low, rule=rule)
     assert set(budget.flatten().tolist()) == set(torch.tensor([eps, eps_low]).tolist())
@@ -165,10 +165,7 @@ def test_rules_never_wait_for_the_device(rule: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "means",
-            "unknown rule 'means'; did you mean mean. choose from mean, official, power, quantile, rank, soft, zscore",
-        ),
+        ("means", "unknown rule 'means'; did you mean mean. choose from mean, official, power"),
         ("mean:0.5", "rule 'mean' takes no number"),
         ("rank:3", "rule 'rank' takes no number"),
         ("power", "rule 'power' is not power:P with -10 <= P <= 10"),
