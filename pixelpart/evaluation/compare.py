@@ -15,7 +15,7 @@ from pixelpart.evaluation.result import Entry, FlagArray
 from pixelpart.evaluation.statistics import MCNEMAR, Difference, difference, wilson
 from pixelpart.evaluation.store import read_entries, read_flags
 from pixelpart.evaluation.target import HELD_OUT, SPLITS
-from pixelpart.runs import RunFolder
+from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.tables import text_table
 
 # fields that two results must share for their flags to be about the same images under the same attack
@@ -143,7 +143,7 @@ class Comparison:
 
 
 def compare(
-    groups: Mapping[str, Sequence[Path | str]],
+    groups: Mapping[str, Sequence[Run | Path | str]],
     *,
     attacks: Sequence[str] | None = None,
     checkpoint: str = "best",
@@ -151,12 +151,13 @@ def compare(
 ) -> Comparison:
     """The first group's accuracy minus the second's, for each of these attacks (default: all with results of all runs).
 
-    A corruption is named with its severity: fog-3. `split="held-out"` reads the results on held-out images, which all
-    runs must share (config field holdout_seed).
+    `groups` are two, by name: {"AT": ["runs/at-0", "runs/at-1"], "PART": ["runs/part-0", "runs/part-1"]}. A corruption
+    is named with its severity: fog-3. `split="held-out"` reads the results on held-out images, which all runs must
+    share (config field holdout_seed).
     A group is one run, or several that differ only in their seed. One against one: McNemar's test of the two models.
     Several against several: the crossed bootstrap, a test of the two methods.
     """
-    paths = {name: [Path(folder) for folder in folders] for name, folders in groups.items()}
+    paths = {name: [run.dir if isinstance(run, Run) else Path(run) for run in runs] for name, runs in groups.items()}
     if len(paths) != 2 or not all(paths.values()):
         raise UserError(f"compare takes two groups of run folders, not {len([g for g in paths.values() if g])}")
     for folders in paths.values():

@@ -7,6 +7,7 @@ from pixelpart.cli.main import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation.compare import compare, name_groups
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, crossed_bootstrap, mcnemar, wilson
+from pixelpart.runs import Run
 from run_results import write_run
 
 
@@ -57,6 +58,11 @@ def test_two_single_runs_are_compared_by_mcnemar(pair):
     assert row.difference.test == MCNEMAR
     assert row.sides[0].intervals == [wilson(int(a.sum()), 200)]
     assert row.sides[0].deviation is None
+
+
+def test_runs_are_compared_as_their_folders(pair):
+    opened = {name: [Run(folder) for folder in folders] for name, folders in pair.items()}
+    assert str(compare(opened)) == str(compare(pair))
 
 
 def test_corruptions_are_compared_only_if_named(make, pair):
