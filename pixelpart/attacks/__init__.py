@@ -43,3 +43,7 @@ __all__ = [
     "square",
     "start_point",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -209,3 +209,7 @@ __all__ = [
     "of_config", "read_picture",
     "require_masks", "shapes", "split_holdout", "svhn", "tinyimagenet", "use", "user_set", "verify",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -94,3 +94,7 @@ CONTROLS: dict[str, Callable[..., Tensor]] = {
     "flat": flat,
     "blobs": same_area,
 }
+
+
+def __dir__() -> list[str]:
+    return __all__

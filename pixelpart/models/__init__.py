@@ -108,3 +108,7 @@ def _builder(name: str, size: Size) -> Callable[..., Classifier]:
     if not isinstance(size, int):
         raise UserError(f"{name} takes square images, not {write_size(size)}; choose another model")
     return partial(builder, size=size)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -61,3 +61,7 @@ OBJECTIVES = {
     "trades": Objective(trades, inner="kl", start="normal"),
     "mart": Objective(mart, inner="ce", start="normal"),
 }
+
+
+def __dir__() -> list[str]:
+    return __all__
