@@ -158,10 +158,16 @@ def plot_frontier(results: Results) -> Figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
         for one in (left, right):
             plots.calm(one)
-        figure.suptitle(plots.heading(results), fontsize=9.5, x=0.01, ha="left")
+        figure.suptitle(plots.heading(results, intervals=False), fontsize=9.5, x=0.01, ha="left")
         names = {arm: arm for arm in known}
         plots.plane(left, results, y=ROBUST, look=lambda arm: plots.point(results, arm, known), names=names, runs=True)
         left.set_title("dots: runs, large: means; grey: uniform budgets and their curve")
+        natural, robust = (results.cell(others[0], column) for column in ("natural", ROBUST))
+        if len(others) == 1 and natural and robust:
+            left.annotate(
+                others[0], (natural.mean, robust.mean), xytext=(28, 14), textcoords="offset points", fontsize=8,
+                color=plots.point(results, others[0], known)["color"], arrowprops={"arrowstyle": "-", "lw": 0.5},
+            )  # fmt: skip
         if "distances" in results.analysis:
             draw_curve(left, [study_arm(results, label) for label in known], band=False)
         _distances(right, results, known, others)
@@ -179,34 +185,39 @@ def draw_curve(axes: Axes, arms: Sequence[Arm], *, band: bool = True) -> None:
 
 
 def _distances(axes: Axes, results: Results, known: Sequence[str], others: Sequence[str]) -> None:
-    """A row per arm: D with its interval, on a bar that ends at the smallest effect that would be seen."""
+    """A row per arm: D with the intervals of its verdict, or within seeds with the smallest effect it could detect."""
     within = "within seeds" in results.analysis
     found = results.analysis.get("within seeds" if within else "distances", {})
+    widths = {"interval": 1.6} if within else {"interval 97.5 %": 0.9, "interval 90 %": 2.6}
     for row, arm in enumerate(others):
         d, look = found.get(arm, {"estimate": None}), plots.point(results, arm, known)
         if d["estimate"] is not None:
-            seen, (low, high) = 100 * d["smallest effect"], (100 * end for end in d["interval"])
-            axes.barh(row, 2 * seen, left=-seen, height=0.7, color=plots.FAINT, alpha=0.2, linewidth=0)
-            axes.plot([low, high], [row, row], color=look["color"], linewidth=1.6, solid_capstyle="butt")
+            if within:
+                seen = 100 * d["smallest effect"]
+                axes.barh(row, 2 * seen, left=-seen, height=0.7, color=plots.FAINT, alpha=0.2, linewidth=0)
+            for name, width in widths.items():
+                ends = [100 * end for end in d[name]]
+                axes.plot(ends, [row, row], color=look["color"], linewidth=width, solid_capstyle="butt")
             axes.plot(100 * d["estimate"], row, look["fmt"], color=look["color"], markersize=5)
         else:  # the row is only the legend of the other panel
             axes.plot(0, row, look["fmt"], color=look["color"], markersize=5, markerfacecolor="white")
             text = "outside the curve's range" if arm in found else "no D yet"
             axes.annotate(text, (0, row), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center")
+    title = "distance from the curve"
     if not found:
         axes.set_xticks([])
-    elif not within:  # the verdict "on the curve" is about this range
+    elif within:
+        title += " of the same seed\n95 % intervals; grey: up to the smallest effect\n"
+        title += "that would be detected (80 % power, level .025)"
+    else:
         for end in (-100 * MARGIN, 100 * MARGIN):
             axes.axvline(end, color=plots.FAINT, linewidth=0.9, linestyle="--", zorder=1)
+        title += f"\nthick: 90 %, thin: 97.5 % interval\non the curve: 90 % inside ±{100 * MARGIN:.2f} (dashed)"
+    axes.axvline(0, color=plots.FAINT, linewidth=1.2, zorder=1)
     axes.margins(x=0.05)
     axes.use_sticky_edges = False  # bars end at the frame otherwise
-    axes.axvline(0, color=plots.FAINT, linewidth=1.2, zorder=1)
     axes.set_yticks(range(len(others)), others)
     spare = max(0.0, (5 - len(others)) / 2)  # a few arms do not fill the panel
     axes.set_ylim(len(others) - 0.5 + spare, -0.5 - spare)
     axes.set_xlabel(f"D, points of {shown_name(ROBUST)} accuracy")
-    dashed = f"\ndashed: ±{100 * MARGIN:.2f}, counted as on the curve" if found and not within else ""
-    axes.set_title(
-        f"distance from the curve{' of the same seed' * within}\n"
-        f"grey: up to the smallest effect that\nwould be detected (80 % power, level .025){dashed}"
-    )
+    axes.set_title(title)
