@@ -46,7 +46,7 @@ class Experiment:
     baselines: Callable[[Arms], Pairs] = lambda arms: []
     analyse: "Callable[[Results, Runner], list[Table]]" = lambda results, runner: []  # fills results.analysis
     seeds: Mapping[str, range] = field(default_factory=lambda: {"paper": range(3), "demo": range(1)})
-    fewer: Mapping[str, int] = field(default_factory=dict)  # arms with at most this many seeds
+    fewer: Mapping[str, int] = field(default_factory=dict)  # arms with at most this many seeds, at paper scale
     split: str = "test"
     scales: Mapping[str, Scale] = field(default_factory=lambda: SCALES)
     data: tuple[str, ...] = ("cifar10",)  # choices of --data at paper scale
@@ -153,11 +153,14 @@ class Runner:
 
     def requested(self, label: str) -> int:
         """The number of seeds of an arm."""
-        return len(self.seeds[: self.experiment.fewer.get(label)])
+        return len(self.planned(label))
 
     def seeds_of(self, label: str) -> Sequence[int]:
         """The seeds of an arm."""
-        return self.seeds_below if self.any_seed else self.seeds[: self.experiment.fewer.get(label)]
+        return self.seeds_below if self.any_seed else self.planned(label)
+
+    def planned(self, label: str) -> range:
+        return self.seeds[: self.experiment.fewer.get(label)] if self.scale.name == "paper" else self.seeds
 
     @cached_property
     def seeds_below(self) -> list[int]:
