@@ -168,7 +168,7 @@ def test_a_folder_recipe_fits_the_number_of_images(images):
     assert 0 < config.burn_in.epochs < config.epochs / 2
 
 
-@pytest.mark.parametrize("method", ["at", "part"])
+@pytest.mark.parametrize("method", ["at", "part", "trades", "mart"])
 def test_a_small_folder_starts_without_an_attack_and_ends_with_the_full_budget(method):
     plan = build_plan(recipes.fill_in(recipes.folder(method, dataset="shapes"), 2400))
     scales = [plan.budget_scale(epoch) for epoch in range(plan.config.epochs)]
@@ -178,6 +178,15 @@ def test_a_small_folder_starts_without_an_attack_and_ends_with_the_full_budget(m
     assert rising[0] == pytest.approx(0.5, abs=0.02)
     assert rising == sorted(rising)
     assert scales[plan.config.eps_ramp :] == [None] * (plan.config.epochs // 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "beta"), [("at", 6), ("part", 6), ("trades", 3), ("part-t", 3), ("mart", 1), ("part-m", 1)]
+)
+def test_a_small_folder_has_a_smaller_beta_unless_it_is_given(method, beta):
+    assert recipes.fill_in(recipes.folder(method), 2400).objective.beta == beta
+    assert recipes.fill_in(recipes.folder(method), 10_000).objective.beta == 6
+    assert recipes.fill_in(recipes.folder(method, objective={"beta": 2}), 2400).objective.beta == 2
 
 
 def test_a_given_field_stays_and_decides_what_follows_from_it():

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from pixelpart import data, draws
+from pixelpart import data, draws, recipes
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data import augment
@@ -21,7 +21,7 @@ from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.train import train
-from pixelpart.engine.training_data import load, with_data_fields
+from pixelpart.engine.training_data import load, settings_line, with_data_fields
 from pixelpart.errors import UserError
 from pixelpart.runs import Run
 from pixelpart.runtime.progress import Screen
@@ -87,6 +87,11 @@ def test_a_folder_recipe_writes_what_it_chose_and_resumes(photos, capsys):
     assert Run("again").config == config
     assert main([*command, "run", "--background", "sky"]) == 2
     assert "background: 'sky' is not a colour such as black" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "end"), [("at", "--eps-ramp 32"), ("part-t", "--objective.beta 3")])
+def test_the_settings_name_beta_where_the_loss_has_one(method, end):
+    assert settings_line(recipes.fill_in(recipes.folder(method), 3000), 2400).endswith(end)
 
 
 def test_grey_rectangular_pictures_are_trained_on_evaluated_and_explained(photos):
