@@ -100,14 +100,14 @@ def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
     if mask is not None and mask.source.of_image:
         require_masks(dataset, config.dataset)
     first, main = config.burn_in, config.objective.name
-    burn_in = Phase(
-        "burn-in",
-        eps=config.eps if first.eps == "same" else first.eps,
-        mask=None,
-        **_method(config, main if first.objective == "same" else first.objective, dataset.num_classes),
+    eps = config.eps if first.eps == "same" else first.eps
+    objective = main if first.objective == "same" else first.objective
+    burn_in = _method(config, objective, dataset.num_classes, attacked=eps > 0)
+    then = _method(config, main, dataset.num_classes, attacked=config.eps > 0)
+    return (
+        Phase("burn-in", eps=eps, mask=None, **burn_in),
+        Phase("mask" if mask else "plain", eps=config.eps, mask=mask, **then),
     )
-    name = "mask" if mask else "plain"
-    return burn_in, Phase(name, eps=config.eps, mask=mask, **_method(config, main, dataset.num_classes))
 
 
 def _check_maps(model: Classifier, config: Config, dataset: DataSet, *, device: str = "cpu") -> None:
@@ -118,11 +118,15 @@ def _check_maps(model: Classifier, config: Config, dataset: DataSet, *, device: 
         masks.cam(model, some, method=names.source, layer=names.layer)
 
 
-def _method(config: Config, name: str, classes: int) -> dict[str, Any]:
-    """The attack and the objective of a method; the objective chooses what the attack maximises."""
+def _method(config: Config, name: str, classes: int, *, attacked: bool) -> dict[str, Any]:
+    """The attack and the objective of a method; the objective chooses what the attack maximises.
+
+    If no pixel has a budget, the attack takes no step: all would end at x.
+    """
     method = choose(OBJECTIVES, name, "objective")
     attack = choose(ATTACKS, config.attack.name, "attack")
-    settings: dict[str, Any] = {"step_size": config.attack.step_size, "steps": config.attack.steps}
+    steps = config.attack.steps if attacked else 0
+    settings: dict[str, Any] = {"step_size": config.attack.step_size, "steps": steps}
     away_from = "labels"
     if attack.takes_loss:
         settings["loss"] = method.inner

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -233,6 +234,21 @@ def test_a_step_never_waits_for_the_device(method, overrides, kind):
     maps = (SIZE, SIZE) if plan.config.mask.source == "object" else None
     with FakeTensorMode(allow_non_fake_inputs=True):
         train_step(state, plan.phase(0), batch_for(plan.main, kind=kind, dtype=torch.float32, maps=maps))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_a_budget_no_attack_step_is_taken_and_the_weights_are_the_same(method):
+    plan = plan_for(method, burn_in={"epochs": 1, "eps": 0})
+    run, batch = plan.burn_in.attack.run, batch_for(plan.burn_in)
+    assert (run.keywords["steps"], plan.main.attack.run.keywords["steps"]) == (0, 2)
+    searched = dataclasses.replace(plan.burn_in.attack, run=functools.partial(run, steps=2))
+    ends = []
+    for phase in (plan.burn_in, dataclasses.replace(plan.burn_in, attack=searched)):
+        state = state_for(plan_for(method))
+        train_step(state, phase, batch)
+        ends.append([*state.weights().values()])
+    assert all(map(torch.equal, *ends))
+    assert plan_for("at", eps=0).main.attack.run.keywords["steps"] == 0
 
 
 def test_a_step_does_not_use_the_global_generator():
