@@ -13,7 +13,7 @@ from metrics_rows import metrics_row
 from pixelpart import data, models
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.runs import Run, RunFolder, build_model, fill, load_checkpoint, read_facts, save_checkpoint
+from pixelpart.runs import Run, RunFolder, build_model, fill, load_checkpoint, mean_budget, read_facts, save_checkpoint
 
 # -- checkpoints
 
@@ -356,3 +356,13 @@ def test_normalisation_is_the_data_sets_and_inside_the_model():
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (shapes.mean, shapes.std))
     assert torch.allclose(scaled(x), plain((x - mean) / std), atol=1e-5)
     assert not torch.allclose(scaled(x), plain(x), atol=1e-3)
+
+
+def test_the_mean_budget_leaves_burn_in_out():
+    rows = [
+        metrics_row(1, phase="burn-in", budget_mean=8 / 255),
+        metrics_row(2, phase="mask", budget_mean=7.2 / 255),
+        metrics_row(3, phase="mask", budget_mean=7.6 / 255),
+    ]
+    assert mean_budget(rows) == pytest.approx(7.4)
+    assert mean_budget(rows[:1]) is None

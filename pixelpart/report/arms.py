@@ -36,6 +36,12 @@ class ReportedArm(Marked):
     def seeds(self) -> str:
         return ", ".join(str(run.config.seed) for run in self.runs)
 
+    @property
+    def budget(self) -> float | None:
+        """The mean over the runs."""
+        found = [run.budget for run in self.runs if run.budget is not None]
+        return fmean(found) if found else None
+
 
 @dataclass(frozen=True, eq=False)
 class Column:

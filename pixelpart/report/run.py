@@ -12,7 +12,7 @@ from pixelpart.config import Config, flat, validation_message
 from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
 from pixelpart.files import parse_json, read_text
-from pixelpart.runs import MetricsRow, Run
+from pixelpart.runs import MetricsRow, Run, mean_budget
 
 if TYPE_CHECKING:
     from pixelpart.report.explanation import Explanation
@@ -125,6 +125,11 @@ class ReportedRun(Marked):
     def seconds(self) -> float:
         """The time of training."""
         return sum(row["seconds"] for row in self.metrics)
+
+    @property
+    def budget(self) -> float | None:
+        """The mean budget in training, after burn-in, in 1/255."""
+        return mean_budget(self.metrics)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -5,8 +5,9 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pixelpart.config import Config, code_flags, differing_fields, read_config
@@ -17,6 +18,12 @@ from pixelpart.runs.records import read_row, write_row
 LOCKS = {".lock", ".lock.soft"}
 UNFINISHED = {*LOCKS, ".config.json.partial"}  # what a run killed at its very start leaves
 MetricsRow = dict[str, Any]  # one line of metrics.jsonl
+
+
+def mean_budget(rows: Sequence[MetricsRow]) -> float | None:
+    """The mean budget of the epochs after burn-in, in 1/255; None if there are none."""
+    budgets = [row["budget_mean"] for row in rows if row["phase"] != "burn-in"]
+    return 255 * fmean(budgets) if budgets else None
 
 
 class RunFolder:

@@ -5,12 +5,11 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pixelpart.config import Config, flat
 from pixelpart.files import atomic_write
-from pixelpart.runs import RunFolder
+from pixelpart.runs import RunFolder, mean_budget
 from pixelpart.runtime.tables import text_table
 from pixelpart.sweeps.identity import unused
 from pixelpart.sweeps.work import Job
@@ -113,14 +112,14 @@ def results(job: Job, folder: Path | None) -> Row:
     problems: list[str] = []
     metrics = RunFolder(folder).read_metrics(problems) if folder else []
     seconds = math.nan if problems else sum(row["seconds"] for row in metrics)
-    budgets = [row["budget_mean"] for row in metrics if row["phase"] != "burn-in"]
-    budget = round(255 * fmean(budgets), 2) if budgets and not problems else None
+    budget = mean_budget([] if problems else metrics)
     for attack in job.attacks:
         entry = find_entry(job, attack, folder) or {}
         low, high = entry.get("interval", (None, None))
         found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
         seconds += entry.get("seconds", 0.0)
-    return {"epochs": metrics[-1]["epoch"] if metrics else 0, "budget": budget, **found, "seconds": round(seconds, 1)}
+    done = {"epochs": metrics[-1]["epoch"] if metrics else 0, "budget": None if budget is None else round(budget, 2)}
+    return {**done, **found, "seconds": round(seconds, 1)}
 
 
 def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | None:

@@ -39,7 +39,10 @@ def test_arms_have_their_means_and_runs_their_fields(sweep, page):
     )
     head, *arms = cells(found.all("table", "results")[0])
     assert head == ["arm", "natural", "PGD-20 at 8/255"]
-    assert [arm[0] for arm in arms] == ["●eps_low=7/255seeds 0, 1, 2", "■eps_low=10/255seeds 0, 1"]  # by number
+    assert [arm[0] for arm in arms] == [  # by number
+        "●eps_low=7/255seeds 0, 1, 2, mean budget 7.50/255",
+        "■eps_low=10/255seeds 0, 1, mean budget 7.50/255",
+    ]
     assert [arm[2].split(" %")[0] for arm in arms] == ["41.00", "46.00"]
     assert arms[0][2].endswith("2 seeds, n = 100")
     head, *runs = cells(found.all("table", "grid")[0])
@@ -85,7 +88,7 @@ def test_runs_that_differ_in_a_field_that_they_do_not_use_are_still_two_arms(mea
     folder = measured("grid/runs/0000000000000002", right, config=config(0)).parent.parent
     labels = [row[0][1:] for row in cells(page(folder).all("table", "results")[0])[1:]]
     assert sorted(labels) == [
-        "eps_low=7/255 mask.rule=meanseed 0",
-        "mask.rule=none (0000000000000000)seed 0",
-        "mask.rule=none (0000000000000001)seed 0",
+        "eps_low=7/255 mask.rule=meanseed 0, mean budget 7.50/255",
+        "mask.rule=none (0000000000000000)seed 0, mean budget 7.50/255",
+        "mask.rule=none (0000000000000001)seed 0, mean budget 7.50/255",
     ]
