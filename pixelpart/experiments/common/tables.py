@@ -71,7 +71,7 @@ def accuracies(results: Results) -> Table:
             text = written(cell) + (_of_seeds(cell.seeds, seeds) if cell else "")
             row += [text, _paper(cell)] if shown[column] else [text]
         rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
-    head = ["arm", "seeds", "n", "budget", *_with_paper(shown), "training, s"]
+    head = ["arm", "seeds", "n", "budget, 1/255", *_with_paper(shown), "training, s"]
     return Table("Mean [95 % interval]", head, rows)
 
 
