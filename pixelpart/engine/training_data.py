@@ -59,7 +59,7 @@ def settings_line(config: Config, images: int) -> str:
         f"{'grey' if config.channels == 1 else 'colour'}: --model {config.model} --augment {config.augment} "
         f"--epochs {config.epochs} --batch-size {config.batch_size} --optim.lr {config.optim.lr:g} "
         f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {burn_in.epochs} "
-        f"--burn-in.eps {eps} --eps-ramp {config.eps_ramp}{beta}"
+        f"--burn-in.eps {eps} --eps-ramp {config.eps_ramp}{beta}{'; burn-in has no attack' * (burn_in.eps == 0)}"
     )
 
 

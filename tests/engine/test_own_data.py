@@ -90,8 +90,9 @@ def test_a_folder_recipe_writes_what_it_chose_and_resumes(photos, capsys):
 
 
 @pytest.mark.parametrize(("method", "end"), [("at", "--eps-ramp 32"), ("part-t", "--objective.beta 3")])
-def test_the_settings_name_beta_where_the_loss_has_one(method, end):
-    assert settings_line(recipes.fill_in(recipes.folder(method), 3000), 2400).endswith(end)
+def test_the_settings_name_beta_where_the_loss_has_one_and_a_start_without_an_attack(method, end):
+    assert settings_line(recipes.fill_in(recipes.folder(method), 3000), 2400).endswith(f"{end}; burn-in has no attack")
+    assert "no attack" not in settings_line(recipes.fill_in(recipes.folder(method), 10_000), 9_000)
 
 
 def test_grey_rectangular_pictures_are_trained_on_evaluated_and_explained(photos):
