@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 OUTSIDE = (  # what the site holds from outside docs/
     "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "benchmarks/README.md",
     "examples/*.ipynb", "results/README.md", "results/agreement/*.json", "results/bench/*.json",
+    "results/frontier-demo/PLAN.md",
     "results/study/PREREGISTRATION.md",
 )  # fmt: skip
 
