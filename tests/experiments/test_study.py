@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.store import add_entry, fingerprint, sealed
 from pixelpart.experiments.common import distances
-from pixelpart.experiments.common.experiment import load
+from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.study import EXTENDED, PART
 
 N = 2000
@@ -159,3 +160,10 @@ def test_the_table_has_the_intervals_that_decide_and_judges_the_checks(runs, stu
 
 def test_fewer_seeds_are_not_a_way_to_look_early(runs, study, capsys):
     assert study("--from", runs(), "--seeds", "2")[0] == 2
+
+
+@pytest.mark.parametrize(("scale", "seeds"), [("paper", 4), ("demo", 8)])
+def test_arms_of_the_curve_have_fewer_seeds_at_paper_scale_only(scale, seeds):
+    own = load("study")
+    runner = Runner("study", own, own.scales[scale], Path(), range(8))
+    assert (runner.requested("U6"), runner.requested("U8")) == (seeds, 8)
