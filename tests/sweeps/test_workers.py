@@ -47,6 +47,7 @@ def test_workers_save_and_end_when_the_sweep_is_stopped_or_killed(job, quiet, tm
     endless = job("at", epochs=2000)
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # torchrun in an earlier test installs its own
         try:
             run_jobs([endless], tmp_path, workers=2, screen=quiet)
         except KeyboardInterrupt:
