@@ -81,8 +81,8 @@ def test_result_is_a_table_with_a_row_per_attack():
 
 def test_dir_lists_what_there_is_and_nothing_else():
     assert set(dir(pp)) == {*pp.__all__, "__version__"}
-    for room in (pp.attacks, pp.data, pp.masks, pp.models, pp.objectives):
-        assert set(dir(room)) == set(room.__all__)
+    for package in (pp.attacks, pp.data, pp.masks, pp.models, pp.objectives):
+        assert set(dir(package)) == set(package.__all__)
     assert {"shapes_part", "cifar10_part_t", "cifar10_at_fast"} < set(dir(pp.recipes))
     for name in dir(pp.recipes):
         assert getattr(pp.recipes, name) is not None
