@@ -4,11 +4,13 @@ As released: masks by the rule `official`, each applied to another image, and a 
 last epoch. A cell is consistent with the paper if the interval of ours minus the paper's includes 0.
 """
 
+from matplotlib.figure import Figure
+
 from pixelpart.experiments import table1
 from pixelpart.experiments.common import paper, plots
 from pixelpart.experiments.common.experiment import FOUR, Experiment, Runner
 from pixelpart.experiments.common.paper import Numbers
-from pixelpart.experiments.common.results import Claim, Results
+from pixelpart.experiments.common.results import Claim, Results, shown_name
 from pixelpart.experiments.common.scales import Arms, Scale, masked_pairs
 from pixelpart.experiments.common.tables import Table
 
@@ -64,13 +66,38 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
     ]
 
 
+def plot(results: Results) -> Figure:
+    """Ours minus the paper's with the interval that decides; at demo scale, where the paper's do not compare, ours."""
+    found = {(arm, c): results.cell(arm, c) for arm in results.arms for c in results.columns}
+    apart = {key: cell.minus_paper for key, cell in found.items() if cell and cell.minus_paper}
+    if results.scale != "paper" or not apart:
+        return plots.intervals(results)
+    arms = [arm for arm in results.arms if any(key[0] == arm for key in apart)]
+    with plots.style():
+        title = plots.heading(results, intervals=False) + "; filled: the interval excludes 0"
+        height = 1.2 + 0.27 * len(arms)
+        figure, axes = plots.panels(len(results.columns), width=2.5, height=height, title=title, sharey=True)
+        for panel, column in zip(axes, results.columns, strict=True):
+            for row, arm in enumerate(arms):
+                if (arm, column) in apart:
+                    mean, low, high = apart[arm, column]
+                    face = "white" if low <= 0 <= high else plots.COLOURS[0]
+                    panel.plot([low, high], [row, row], color=plots.COLOURS[0], linewidth=1.6, solid_capstyle="butt")
+                    panel.plot(mean, row, "o", color=plots.COLOURS[0], markersize=5, markerfacecolor=face)
+            panel.axvline(0, color=plots.INK, linewidth=0.8)
+            panel.set_title(f"{shown_name(column)}, ours - paper, points")
+            panel.set_ylim(len(arms) - 0.5, -0.5)
+        axes[0].set_yticks(range(len(arms)), arms)
+        return figure
+
+
 EXPERIMENT = Experiment(
     arms=arms,
     attacks=FOUR,
     paper=numbers,
     baselines=lambda arms: [*masked_pairs([a for a in arms if " s=" in a]), (FRESH, "AT"), (RELEASED, LATE)],
     analyse=analyse,
-    plot=plots.intervals,
+    plot=plot,
     seeds={"paper": range(1), "demo": range(1)},
     notes=(
         "s: epochs for which a mask is stored; fresh: a mask for every batch. Late decay: the learning rate falls only "

@@ -147,6 +147,23 @@ def test_cells_of_the_paper_are_consistent_within_the_interval_of_the_difference
     results = Results("", "", "-", "paper", "cifar10", ["natural"], arms, runs, replication.numbers(scale), [], {})
     cells, _ = replication.analyse(results, None)
     assert cells.rows == [["AT", "consistent"], ["PART s=1", "differs"], ["TRADES", "differs"], ["MART", ""]]
+    (panel,) = replication.plot(results).axes
+    points = [line for line in panel.lines if line.get_marker() == "o"]  # filled where the cell differs
+    assert [round(float(point.get_xdata()[0]), 2) for point in points] == [-0.58, 0.78, -0.76]
+    assert [point.get_markerfacecolor() == "white" for point in points] == [True, False, False]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["AT", "PART s=1", "TRADES"]
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ((0.561, 0.188, 0.934), "+0.56 [+0.19, +0.93]"),
+        ((-0.57, -1.1358, -0.0042), "-0.570 [-1.136, -0.004]"),
+        ((0.2, 0.0, 0.4), "+0.20 [+0.00, +0.40]"),
+    ],
+)
+def test_an_interval_shows_whether_it_includes_zero(values, written):
+    assert tables.signed(*values) == written
 
 
 def test_epochs_of_a_fork_start_with_those_of_its_parent(tmp_path):

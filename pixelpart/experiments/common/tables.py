@@ -129,7 +129,9 @@ def written(cell: Cell | None) -> str:
 
 
 def signed(estimate: float, low: float, high: float) -> str:
-    return f"{estimate:+z.2f} [{low:+z.2f}, {high:+z.2f}]"
+    """+0.56 [+0.19, +0.93]; a digit more where an end would round to 0 and hide whether the interval includes it."""
+    digits = 3 if any(0 < abs(end) < 0.005 for end in (low, high)) else 2
+    return f"{estimate:+z.{digits}f} [{low:+z.{digits}f}, {high:+z.{digits}f}]"
 
 
 def number(value: float | None, digits: int = 2) -> str:
