@@ -7,9 +7,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pixelpart import attacks, data, masks, models, objectives, recipes
+    from pixelpart.comparison.compare import compare
     from pixelpart.engine.train import train
     from pixelpart.evaluation.checks.obfuscation import check
-    from pixelpart.evaluation.compare import compare
     from pixelpart.evaluation.corruptions import corruptions
     from pixelpart.evaluation.evaluate import evaluate
     from pixelpart.evaluation.explain import explain
@@ -36,7 +36,7 @@ __all__ = [
 _MODULES = {
     "Run": "pixelpart.runs",
     "check": "pixelpart.evaluation.checks.obfuscation",
-    "compare": "pixelpart.evaluation.compare",
+    "compare": "pixelpart.comparison.compare",
     "corruptions": "pixelpart.evaluation.corruptions",
     "evaluate": "pixelpart.evaluation.evaluate",
     "explain": "pixelpart.evaluation.explain",

@@ -41,7 +41,7 @@ def compare(args: list[str]) -> None:
     simulated = {name: getattr(found, name) for name in fields if getattr(found, name) is not None}
     result: Any
     if found.calibrate and not found.others:
-        from pixelpart.evaluation.calibration import calibrate
+        from pixelpart.comparison.calibration import calibrate
 
         with Screen(quiet=found.quiet).bars("times") as move:
             settings = {"attacks": attacks, "checkpoint": found.checkpoint, "split": found.split} | simulated
@@ -51,8 +51,8 @@ def compare(args: list[str]) -> None:
             raise UserError("write `compare RUN ... --with RUN ...` or `compare --calibrate [RUN ...]`")
         if simulated:
             raise UserError(f"--{next(iter(simulated))} needs --calibrate")
-        from pixelpart.evaluation.compare import compare as run_comparison
-        from pixelpart.evaluation.compare import name_groups
+        from pixelpart.comparison.compare import compare as run_comparison
+        from pixelpart.comparison.compare import name_groups
 
         groups = name_groups(found.runs, found.others)
         result = run_comparison(groups, attacks=attacks, checkpoint=found.checkpoint, split=found.split)

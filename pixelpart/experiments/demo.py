@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from pixelpart import recipes
+from pixelpart.comparison.compare import compare
 from pixelpart.config import DEFAULT_ATTACKS
 from pixelpart.engine.train import train
-from pixelpart.evaluation.compare import compare
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import explain
 from pixelpart.runs import Run

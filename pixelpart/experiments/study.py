@@ -7,7 +7,7 @@ results/study/PREREGISTRATION.md has the design. With all runs there, the deviat
 from dataclasses import replace
 from statistics import fmean
 
-from pixelpart.evaluation.frontier_study import pooled_deviation
+from pixelpart.comparison.frontier_study import pooled_deviation
 from pixelpart.experiments.common.distances import distances, has_curve, plot_frontier, study_arm, uniform_arms
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results

@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from pixelpart.comparison.compare import SEED_FIELDS, common_name
 from pixelpart.config import DEFAULT_EPS, flat
-from pixelpart.evaluation.compare import SEED_FIELDS, common_name
 from pixelpart.evaluation.store import read_flags, read_labels
 from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
 from pixelpart.report.formatting import describe_images, fraction

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pixelpart.comparison import compare as comparing
 from pixelpart.errors import UserError
-from pixelpart.evaluation import compare as comparing
 from pixelpart.evaluation.statistics import paired
 from pixelpart.evaluation.store import read_flags
 from pixelpart.experiments.common.results import Cell

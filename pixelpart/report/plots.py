@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from pixelpart.evaluation.compare import ABOUT_MODELS
+from pixelpart.comparison.compare import ABOUT_MODELS
 from pixelpart.experiments.common import distances
 from pixelpart.experiments.common import plots as shared
 from pixelpart.report.arms import ArmResults, Column, ReportedArm, uniform_arms

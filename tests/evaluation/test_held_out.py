@@ -8,11 +8,11 @@ import torch
 
 from checkpoints import facts_of
 from pixelpart.cli.main import main
+from pixelpart.comparison.compare import compare
 from pixelpart.config import Config
 from pixelpart.data import shapes
 from pixelpart.engine import training_data
 from pixelpart.errors import UserError
-from pixelpart.evaluation.compare import compare
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.target import load_target
 from pixelpart.report import write_report

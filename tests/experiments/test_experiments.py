@@ -160,6 +160,7 @@ def test_cells_of_the_paper_are_consistent_within_the_interval_of_the_difference
         ((0.561, 0.188, 0.934), "+0.56 [+0.19, +0.93]"),
         ((-0.57, -1.1358, -0.0042), "-0.570 [-1.136, -0.004]"),
         ((0.2, 0.0, 0.4), "+0.20 [+0.00, +0.40]"),
+        ((-0.004, -0.05, 0.2), "+0.00 [-0.05, +0.20]"),
     ],
 )
 def test_an_interval_shows_whether_it_includes_zero(values, written):

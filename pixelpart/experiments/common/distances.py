@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pixelpart.evaluation.frontier import (
+from pixelpart.comparison.frontier import (
     Arm,
     Distance,
     distance,
@@ -17,7 +17,7 @@ from pixelpart.evaluation.frontier import (
     negative_control,
     secant_distance,
 )
-from pixelpart.evaluation.frontier_study import (
+from pixelpart.comparison.frontier_study import (
     MARGIN,
     StudyDesign,
     pooled_deviation,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pixelpart.cli.main import main
+from pixelpart.comparison.compare import compare, name_groups
 from pixelpart.errors import UserError
-from pixelpart.evaluation.compare import compare, name_groups
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, crossed_bootstrap, mcnemar, wilson
 from pixelpart.runs import Run
 from run_results import write_run

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from pixelpart.cli.main import main
+from pixelpart.comparison.calibration import LEVEL, SimulatedMethod, calibrate, compare_splits, simulate, splits_of
 from pixelpart.errors import UserError
-from pixelpart.evaluation.calibration import LEVEL, SimulatedMethod, calibrate, compare_splits, simulate, splits_of
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
 from run_results import write_run
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pixelpart.errors import UserError
-from pixelpart.evaluation import frontier
-from pixelpart.evaluation.frontier import (
+from pixelpart.comparison import frontier
+from pixelpart.comparison.frontier import (
     Arm,
     Distance,
     distance,
@@ -19,7 +18,7 @@ from pixelpart.evaluation.frontier import (
     negative_control,
     secant_distance,
 )
-from pixelpart.evaluation.frontier_study import (
+from pixelpart.comparison.frontier_study import (
     SimulatedArm,
     StudyDesign,
     pooled_deviation,
@@ -28,6 +27,7 @@ from pixelpart.evaluation.frontier_study import (
     smallest_effect,
     verdict,
 )
+from pixelpart.errors import UserError
 from pixelpart.evaluation.statistics import _variances, crossed_bootstrap, wilson
 
 UNIFORM = ((0.74, 0.52, 3), (0.78, 0.50, 4), (0.80, 0.485, 5), (0.85, 0.44, 2))  # natural, robust, runs
@@ -399,7 +399,7 @@ def test_the_correlation_of_seeds_is_pearsons_on_the_seeds_that_two_arms_share(a
 )
 def test_the_verdict_follows_from_two_intervals(monkeypatch, arms, estimate, deviation, side, on_curve, text):
     given = Distance(estimate, deviation**2, 0.0, 0.0, 1e6)
-    monkeypatch.setattr("pixelpart.evaluation.frontier_study.distance", lambda *_: given)
+    monkeypatch.setattr("pixelpart.comparison.frontier_study.distance", lambda *_: given)
     found = verdict(*arms)
     assert (found.side, found.on_curve) == (side, on_curve)
     assert str(found).startswith(text)

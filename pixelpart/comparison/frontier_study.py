@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from pixelpart.comparison.calibration import SimulatedMethod, both_correct
+from pixelpart.comparison.frontier import Arm, Distance, Values, distance, fit_curve
 from pixelpart.errors import UserError
-from pixelpart.evaluation.calibration import SimulatedMethod, both_correct
-from pixelpart.evaluation.frontier import Arm, Distance, Values, distance, fit_curve
 from pixelpart.evaluation.result import FlagArray
 from pixelpart.evaluation.statistics import wilson
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pixelpart.comparison.compare import check_same_method, read_results
 from pixelpart.errors import UserError
-from pixelpart.evaluation.compare import check_same_method, read_results
 from pixelpart.evaluation.result import FlagArray
 from pixelpart.evaluation.statistics import BOOTSTRAP, MCNEMAR, difference, wilson
 from pixelpart.runtime.progress import Progress, silent
