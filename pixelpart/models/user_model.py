@@ -38,14 +38,18 @@ def make(name: str, num_classes: int, shape: tuple[int, int, int], generator: to
         made = usercode.call(name, *args, **kwargs)
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} returned a {type(made).__name__}; it must return an nn.Module on [0,1] images")
-        made = made.cpu()
+        made = _copied(name, made).cpu()  # it may be a network that the caller keeps
         _check_logits(f"{name}({num_classes})", made, example, num_classes)  # lazy layers draw their weights here
         plain_tensors_to_buffers(made)
-        try:
-            copy.deepcopy(made).to("meta")
-        except Exception as error:  # TorchScript, a lock, a tensor with gradient history
-            raise usercode.failure(f"copying the network of {name}", error) from error
+        _copied(name, made)  # the average of its weights will be a copy
         return (made if isinstance(made, Classifier) else wrap_if_possible(made, example)).train()
+
+
+def _copied(name: str, made: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(made)
+    except Exception as error:  # TorchScript, a lock, a tensor with gradient history
+        raise usercode.failure(f"copying the network of {name}", error) from error
 
 
 def _arguments(function: Callable[..., Any], num_classes: int) -> tuple[tuple[int, ...], dict[str, int]]:

@@ -68,6 +68,9 @@ def second(width=8, num_classes=1000):
     return Net(num_classes)
 
 ready = Net(10)
+
+def shared(num_classes):
+    return ready
 """
 
 
@@ -110,6 +113,18 @@ def test_weights_follow_from_the_generator_and_the_global_one_is_restored(mynets
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["module.fc.weight"], other["module.fc.weight"])
+
+
+def test_training_does_not_change_a_network_that_the_function_keeps(mynets, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name, **_: tuple(tensor[:48] for tensor in data.shapes.generate("test")))
+    name = models.use("mynets:shared")
+    kept = sys.modules["mynets"].ready
+    before = {key: tensor.clone() for key, tensor in kept.state_dict().items()}
+    config = recipes.shapes("at", model=name, epochs=1, probe=16, holdout=8, batch_size=20)
+    run = train(config, tmp_path / "run")
+    assert kept.training
+    assert all(torch.equal(tensor, before[key]) for key, tensor in kept.state_dict().items())
+    assert not torch.equal(run.model.module.fc.weight, kept.fc.weight)
 
 
 def test_pixel_scaling_is_set_if_requested(mynets):
