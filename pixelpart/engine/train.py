@@ -29,7 +29,7 @@ from pixelpart.runtime.progress import LiveTable, Progress, Screen
 from pixelpart.runtime.world import World, joined, local_device
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
-COLLAPSE_STEPS = 100  # before them a model that predicts one class is not called collapsed
+COLLAPSE_STEPS = 100  # before them, unless training ends, a model that predicts one class is not called collapsed
 CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
 
 
@@ -266,7 +266,7 @@ class Trainer:
         An untrained model does so too, and so may one that learns, for an epoch or during the eps ramp.
         """
         config, epoch = self.config, self.position.epoch
-        if self.position.step < COLLAPSE_STEPS:
+        if self.position.step < COLLAPSE_STEPS and epoch < config.epochs:
             return
         x, y = self.probe_sets[self.measured_on]
         before, view = self.collapsed_to, self.state.attack_view()

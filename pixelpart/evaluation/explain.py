@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pixelpart import draws, masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, Size
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, Size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
@@ -51,8 +51,8 @@ def explain(
     `epochs` (default: all that the run kept). `data`, `size` and `skip_bad` are as in `evaluate`.
 
     Heat and budget are those of the run's mask settings (eps everywhere without a mask), also for epochs of burn-in.
-    The adversarial image is the result of PGD with `steps` steps and the eps of the run's config at every pixel: the
-    one of the first restart of pgdK in `evaluate` with that eps (default: 8/255), K = steps, this step_size and this
+    The adversarial image is the result of PGD with `steps` steps and the eps of the run's config at every pixel, 8/255
+    if that is 0: the one of the first restart of pgdK in `evaluate` with that eps, K = steps, this step_size and this
     seed. If the data set has object masks, the first `objects` test images show how much heat and high budget lie on
     the object.
     """
@@ -63,12 +63,14 @@ def explain(
     kept = run.folder.kept_epochs() if epochs is None else sorted(set(epochs))
     kept = [epoch for epoch in kept if epoch != explained_epoch and run.find_checkpoint(f"epoch-{epoch}")]
     dataset = target.dataset
-    assert dataset is not None
+    if dataset is None:
+        raise UserError("explain takes data by name, not as tensors: folder:PATH or module:function")
     n = min(DEFAULT_IMAGES, len(pictures)) if n is None else n
     if not 1 <= n <= len(pictures):
         raise UserError(f"cannot explain {n} images; choose from 1 to {len(pictures)}")
     index = spread_over_classes(pictures.labels, n)
     object_masks = None if dataset.masks is None else dataset.masks("test", root)
+    eps = config.eps or DEFAULT_EPS
 
     def explain_model(model: Classifier, epoch: int | None, done: int) -> dict[str, Tensor]:
         """Heat, budget, adversarial image and probabilities of the images; `done` models were explained before."""
@@ -76,8 +78,8 @@ def explain(
         for place, numbers in enumerate(index.split(batch_size)):
             x, y = pictures.take(numbers)
             heat, budget, *_ = apply_run_policy(model, config, object_masks, numbers, x, y, seed=seed)
-            start = start_images(numbers, x, config.eps, kind="pgd", steps=steps, seed=seed, restart=0)
-            x_adv = pgd(model, x, y, config.eps, step_size=step_size, steps=steps, start=start)
+            start = start_images(numbers, x, eps, kind="pgd", steps=steps, seed=seed, restart=0)
+            x_adv = pgd(model, x, y, eps, step_size=step_size, steps=steps, start=start)
             both = torch.stack([logits_of(model, images).softmax(1) for images in (x, x_adv)], 1)
             parts.append([part.float().cpu() for part in (heat, budget, x_adv, both)])
             progress("explain", done * n + place * batch_size + len(x), n * (1 + len(kept)), f"epoch {epoch}")
@@ -106,7 +108,7 @@ def explain(
     facts = {
         "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": explained_epoch,
         "weights": target.tags["weights"], "epochs": kept, "dataset": target.tags["dataset"],
-        "eps": config.eps, "eps_low": config.eps_low, "rule": config.mask.rule,
+        "eps": eps, "eps_low": config.eps_low, "rule": config.mask.rule,
         "steps": steps, "step_size": step_size, "seed": seed,
         "classes": list(dataset.classes), "images": images, "object": on_object,
     }  # fmt: skip

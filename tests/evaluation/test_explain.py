@@ -102,6 +102,22 @@ def test_without_a_rule_the_budget_is_eps_everywhere(make_run):
     assert facts["object"]["high_budget_on_object"] == pytest.approx(facts["object"]["object_area"])
 
 
+def test_a_run_trained_without_an_attack_is_explained_under_the_default_attack(make_run, tmp_path):
+    run = make_run(eps="0/255", eps_low="0/255")
+    facts = json.loads(explain(run, n=2, steps=20, objects=8).read_text())
+    tensors = load_file(run.dir / "explain.safetensors")
+    assert facts["eps"] == 8 / 255
+    assert (tensors["adversarial"] - tensors["picture"]).abs().max() > 7.9 / 255
+    assert not tensors["budget"].any()
+    assert main(["explain", str(run.dir), "--images", "2"]) == 0  # which also draws explain.png
+    assert main(["report", str(run.dir), "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_images_given_as_tensors_are_refused(run):
+    with pytest.raises(UserError, match="explain takes data by name, not as tensors"):
+        explain(run, data=data.load("shapes", split="test"))
+
+
 def test_the_map_explains_the_class_that_the_config_names(run):
     x, y = (part[:4] for part in data.load("shapes", split="test"))
     config = Config(dataset="shapes", mask={"rule": "mean", "target": "label", "source": "layercam"})
