@@ -41,6 +41,8 @@ def check_attack_inputs(
     """
     if not x.is_floating_point():
         raise UserError(f"images are {str(x.dtype).removeprefix('torch.')}; they must be float in [0, 1]")
+    if x.ndim != 4:
+        raise UserError(f"images have shape {tuple(x.shape)}; they must be (b, c, h, w), so x[None] for one image")
     if not _is_number(steps) or not _is_number(step_size) or steps < 0 or not 0 <= step_size < math.inf:
         raise UserError(f"steps {steps!r} and step_size {step_size!r} must be numbers, finite and not negative")
     if not float(steps).is_integer():

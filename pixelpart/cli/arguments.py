@@ -19,8 +19,6 @@ from pixelpart.config import (
 )
 from pixelpart.errors import UserError
 
-NOT_STORED = "these results are not stored; --out FOLDER stores them (with --name NAME if MODEL is not a checkpoint)"
-
 
 class HelpShown(Exception):
     """--help of a parser has been printed. Not SystemExit, which user code can raise too."""

@@ -11,7 +11,13 @@ from pixelpart.runtime.progress import Screen
 def compare(args: list[str]) -> None:
     """Tests whether two methods, or two models, differ on the same images: compare RUN ... --with RUN ..."""
     parser = Parser("compare", compare.__doc__)
-    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="one run folder, or the seeds of one method")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="RUN",
+        help="one run folder, or the seeds of one method; FOLDER/NAME for results stored with --out and --name",
+    )
     parser.add_argument("--with", dest="others", type=Path, nargs="+", metavar="RUN", help="runs to compare them with")
     parser.add_argument(
         "--attacks",

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from pixelpart.cli.arguments import (
-    NOT_STORED,
     Parser,
     add_name,
     add_output,
@@ -45,5 +44,3 @@ def corruptions(args: list[str]) -> None:
             name=found.name, say=screen.say, progress=move, **target_settings(found),
         )  # fmt: skip
     print_result(result, as_json=found.json)
-    if result.clean.entry["flags"] is None:
-        screen.say(NOT_STORED)

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from pixelpart.cli.arguments import (
-    NOT_STORED,
     Parser,
     add_attack_settings,
     add_name,
@@ -83,16 +82,18 @@ def evaluate_in_process(found: argparse.Namespace) -> None:
         screen = Screen(quiet=found.quiet or not world.leads)
         settings["device"] = found.device or local_device()
         for subject in found.subjects:
-            with screen.bars("tries") as move:
-                result = run_evaluation(
-                    subject, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
-                    seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say,
-                    progress=move, world=world, **settings,
-                )  # fmt: skip
+            try:
+                with screen.bars("tries") as move:
+                    result = run_evaluation(
+                        subject, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
+                        seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say,
+                        progress=move, world=world, **settings,
+                    )  # fmt: skip
+            except KeyboardInterrupt:
+                screen.say("stopped; the same command continues from the stored results")
+                raise
             entries += [{"model": subject} | entry for entry in result.entries]
             if world.leads and not found.json:
                 print(f"{subject}:\n{result}" if len(found.subjects) > 1 else result, flush=True)
     if world.leads and found.json:
         print(json.dumps(entries, indent=2))
-    if any(entry["flags"] is None for entry in entries):
-        screen.say(NOT_STORED)

@@ -143,7 +143,7 @@ class Comparison:
 
 
 def compare(
-    groups: Mapping[str, Sequence[Run | Path | str]],
+    groups: Mapping[str, Run | Path | str | Sequence[Run | Path | str]],
     *,
     attacks: Sequence[str] | None = None,
     checkpoint: str = "best",
@@ -154,10 +154,11 @@ def compare(
     `groups` are two, by name: {"AT": ["runs/at-0", "runs/at-1"], "PART": ["runs/part-0", "runs/part-1"]}. A corruption
     is named with its severity: fog-3. `split="held-out"` reads the results on held-out images, which all runs must
     share (config field holdout_seed).
-    A group is one run, or several that differ only in their seed. One against one: McNemar's test of the two models.
+    A group is one run, or several that differ only in their seed. Results of another model, which `evaluate` stored in
+    a folder under a name, are FOLDER/NAME and a group by themselves. One against one: McNemar's test of the two models.
     Several against several: the crossed bootstrap, a test of the two methods.
     """
-    paths = {name: [run.dir if isinstance(run, Run) else Path(run) for run in runs] for name, runs in groups.items()}
+    paths = {name: _folders(runs) for name, runs in groups.items()}
     if len(paths) != 2 or not all(paths.values()):
         raise UserError(f"compare takes two groups of run folders, not {len([g for g in paths.values() if g])}")
     for folders in paths.values():
@@ -171,6 +172,11 @@ def compare(
         sides = GroupAccuracy.of(a), GroupAccuracy.of(b)
         rows.append(ComparisonRow(result.attack, result.conditions, sides, difference(a, b), list(warnings)))
     return Comparison(paths, checkpoint, rows, left_out)
+
+
+def _folders(runs: Run | Path | str | Sequence[Run | Path | str]) -> list[Path]:
+    several = [runs] if isinstance(runs, Run | Path | str) else runs
+    return [(run if isinstance(run, Run) else Run(Path(run) if isinstance(run, str) else run)).dir for run in several]
 
 
 def name_groups(first: Sequence[Path], second: Sequence[Path]) -> dict[str, Sequence[Path]]:
@@ -191,6 +197,8 @@ def common_name(names: Sequence[str]) -> str:
 
 def check_same_method(folders: Sequence[Path]) -> None:
     """Raises UserError unless these are runs of one method: different seeds, and otherwise the same config."""
+    if len(folders) == 1 and stored_name(folders[0]):
+        return
     seeds: dict[int, Path] = {}
     first = RunFolder(folders[0]).read_config()
     for folder in folders:
@@ -238,12 +246,20 @@ def read_results(
     return results, left_out
 
 
+def stored_name(path: Path) -> str | None:
+    """NAME if `path` is FOLDER/NAME and FOLDER has results of a model of that name; None for the folder of a run."""
+    others = () if path.is_dir() else read_entries(path.parent, FILES[0])
+    return path.name if any(entry.get("subject") == path.name for entry in others) else None
+
+
 def _entries_by_attack(folder: Path, checkpoint: str, split: str, files: Sequence[str]) -> dict[str, list[Entry]]:
-    """A run's own entries for a checkpoint and a split, by attack or corruption (fog-3)."""
+    """A run's own entries for a checkpoint and a split, by attack or corruption (fog-3); or those of a stored name."""
     found: dict[str, list[Entry]] = {}
-    for entry in [entry for file in files for entry in read_entries(folder, file)]:
+    name = stored_name(folder)
+    place, wanted = (folder.parent, None) if name else (folder, checkpoint)
+    for entry in [entry for file in files for entry in read_entries(place, file)]:
         same_split = (entry["split"] == HELD_OUT) == (split == HELD_OUT)  # images passed as tensors: with test
-        if entry.get("checkpoint") == checkpoint and entry.get("subject") is None and same_split:
+        if entry.get("checkpoint") == wanted and entry.get("subject") == name and same_split:
             found.setdefault(entry["attack"], []).append(entry)
     return found
 
@@ -268,7 +284,7 @@ def _differing(a: Entry, b: Entry) -> list[str]:
 def _read_flags(attack: str, folders: Sequence[Path], entries: list[Entry]) -> FlagArray:
     rows = []
     for folder, entry in zip(folders, entries, strict=True):
-        flags = read_flags(folder, entry)
+        flags = read_flags(folder.parent if stored_name(folder) else folder, entry)
         if flags is None:
             raise UserError(f"the flags of {attack} in {folder} are missing or corrupt; evaluate it again")
         rows.append(flags)

@@ -21,7 +21,7 @@ from pixelpart.evaluation.images import check_model
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
 from pixelpart.evaluation.statistics import score_interval
-from pixelpart.evaluation.store import ResultKey, ResultStore, hash_json
+from pixelpart.evaluation.store import NOT_STORED, ResultKey, ResultStore, hash_json
 from pixelpart.evaluation.target import Target, load_target
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
@@ -135,6 +135,8 @@ def corruptions(
         name=name,
         say=say,
     )
+    if target.folder is None:
+        say(NOT_STORED)
     source = _open_source(target, chosen, root=root, folder=folder, frost=frost, say=say)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
         run = CorruptionRun(model, target, source, progress, total=1 + len(chosen) * len(wanted))

@@ -15,7 +15,7 @@ from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import check_gradient, check_model
 from pixelpart.evaluation.measure import clean_logits, measure
 from pixelpart.evaluation.result import Outcome, Result
-from pixelpart.evaluation.store import ResultKey, ResultStore
+from pixelpart.evaluation.store import NOT_STORED, ResultKey, ResultStore
 from pixelpart.evaluation.target import load_target
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
@@ -90,6 +90,8 @@ def evaluate(
         say=say,
     )
     store, pictures = ResultStore(target, writes=world.leads), target.pictures
+    if store.folder is None:
+        say(NOT_STORED)
     with ieee_fp32(pictures.device), borrowed(target.model) as model:
         probe = check_model(model, pictures)
         specs = [fit(spec, target, probe.shape[1], say) for spec in specs]

@@ -41,6 +41,9 @@ ATTACKS_VERSION = 1  # raised when a change of the code changes outcomes; tests/
 QUESTION = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
 
 
+NOT_STORED = "these results are not stored; --out FOLDER stores them (with --name NAME if MODEL is not a checkpoint)"
+
+
 @dataclass(frozen=True)
 class ResultKey:
     """All that a kept result depends on.

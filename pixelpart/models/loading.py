@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from pixelpart.errors import UserError
 from pixelpart.models.classifier import Classifier
 
-C = TypeVar("C", bound=Classifier)
+M = TypeVar("M", bound=nn.Module)
 State = dict[str, Tensor]
 
 WEIGHT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # keys of the weights in training scripts' files
@@ -20,7 +20,7 @@ SCALINGS = (("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std"
 
 
 @torch.no_grad()
-def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
+def load_state(model: M, source: Mapping[str, Any] | Path | str) -> M:
     """The model with the weights of a state dict of the same architecture, as saved by TRADES and RobustBench.
 
     source: the state dict, or a file of safetensors or torch.save. Only tensors are read, no code is run. Prefixes such
@@ -30,15 +30,17 @@ def load_state(model: C, source: Mapping[str, Any] | Path | str) -> C:
     named = "the state dict"
     if not isinstance(source, Mapping):
         named, source = str(source), read_tensors(Path(source))
-    own = model.state_dict()
+    own, others = model.state_dict(), model.other_names if isinstance(model, Classifier) else {}
     given, scaling = min(
-        (_without_scaling(_rename(names, model), own) for names in _without_prefixes(_find_weights(source, named))),
+        (_without_scaling(_rename(names, others), own) for names in _without_prefixes(_find_weights(source, named))),
         key=lambda found: len(found[0].keys() ^ own.keys()),
     )
     _check_names_and_shapes(own, given, f"{named} does not fit {type(model).__name__}")
+    if scaling is not None and not isinstance(model, Classifier):
+        raise UserError(f"{named} scales pixels, which {type(model).__name__} does not")
     for name, tensor in given.items():
         own[name].copy_(tensor)
-    if scaling is not None:
+    if scaling is not None and isinstance(model, Classifier):
         place = model.mean.device
         model.set_scaling(*(tensor.flatten().tolist() for tensor in scaling))
         model.mean, model.std = model.mean.to(place), model.std.to(place)
@@ -87,11 +89,11 @@ def _without_prefixes(state: State) -> list[State]:
         ways.append({name.removeprefix(prefix): tensor for name, tensor in last.items()})
 
 
-def _rename(state: State, model: Classifier) -> State:
+def _rename(state: State, others: Mapping[str, str | None]) -> State:
     renamed: State = {}
     for name, tensor in state.items():
-        theirs = next((start for start in model.other_names if name.startswith(start)), "")
-        ours = model.other_names.get(theirs, "")
+        theirs = next((start for start in others if name.startswith(start)), "")
+        ours = others.get(theirs, "")
         if ours is not None:
             renamed[ours + name.removeprefix(theirs)] = tensor
     return renamed

@@ -1,5 +1,6 @@
 """A run opened for use: its config, metrics and model. torch is imported late."""
 
+import os
 import shlex
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,9 @@ class Run:
     dir: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dir", Path(self.dir))  # strings are accepted too
+        if not isinstance(self.dir, str | os.PathLike):
+            raise UserError(f"a run is named by its folder, not by a {type(self.dir).__name__}")
+        object.__setattr__(self, "dir", Path(self.dir))
 
     @cached_property
     def folder(self) -> RunFolder:

@@ -73,7 +73,7 @@ def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys,
     assert out == ""
     lines = err.splitlines()
     names = [line.split(":")[0] for line in lines]
-    assert names == ["shapes-at", "epoch 1/2 plain", "epoch 2/2 plain", "collapsed", "best", "next"]  # after 4 steps
+    assert names == ["shapes-at", "epoch 1/2 plain", "epoch 2/2 plain", "collapsed", "best", "next"]  # so few steps
     assert "\x1b" not in err
     run = Run("runs/shapes-at-7")  # the default folder
     assert run.config.seed == 7

@@ -216,3 +216,19 @@ def test_a_mistake_is_reported_in_one_line_with_exit_code_2(args, message, capsy
     assert out == ""
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_the_stored_results_of_another_model_are_compared_by_their_name(make, tmp_path, capsys):
+    part = make("part-0")
+    before = {"natural": flags(0.7, 5), "pgd20": flags(0.1, 5)}
+    evals = write_run(tmp_path / "evals", before, subject="before", checkpoint=None)
+    (evals / "config.json").unlink()
+    found = compare({"before": evals / "before", "part": part})
+    assert found.rows[1].difference == compare({"a": make("same-0", results=before), "b": [part]}).rows[1].difference
+    assert main(["compare", str(evals / "before"), "--with", str(part)]) == 0
+    assert capsys.readouterr().out.startswith(f"before: {evals / 'before'}\n")
+    assert main(["compare", str(evals / "after"), "--with", str(part)]) == 2
+    with pytest.raises(UserError, match="not a run"):
+        compare({"before": [evals / "before", part], "part": [part]})
+    with pytest.raises(UserError, match="a run is named by its folder, not by a Comparison"):
+        compare({"before": [found], "part": [part]})

@@ -124,7 +124,7 @@ def test_attention_maps_by_hand() -> None:
 def test_no_map_of_a_transformer_waits_for_the_device(kind: type[VisionTransformer], method: str) -> None:
     """On the meta device there are no values to read."""
     model, x = made(kind).to("meta"), torch.empty(2, 3, 16, 16, device="meta")
-    assert masks.heatmap(model, x, method=method).shape == (2, 16, 16)
+    assert masks.upscale(masks.cam(model, x, method=method), (16, 16)).shape == (2, 16, 16)
 
 
 def test_tokens_are_arranged_on_their_grid_behind_class_tokens() -> None:

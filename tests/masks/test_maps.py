@@ -202,7 +202,7 @@ def test_maps_never_wait_for_the_device() -> None:
         assert masks.upscale(cam, (32, 32)).shape == (2, 32, 32)
     model, x = Net(pooled=False).to("meta"), torch.empty(2, 3, 15, 15, device="meta")
     for layer in ("features", "layer1"):
-        assert masks.heatmap(model, x, layer=layer).shape == (2, 15, 15)
+        assert masks.upscale(masks.cam(model, x, layer=layer), (15, 15)).shape == (2, 15, 15)
 
 
 Mistake = Callable[[nn.Module, Tensor], object]
@@ -218,6 +218,10 @@ Mistake = Callable[[nn.Module, Tensor], object]
         (lambda m, x: masks.cam(m, x, method="grad", layer="layer1"), "unknown cam 'grad'"),
         (lambda m, x: masks.cam(m, x, layer="layer7"), "unknown layer 'layer7'; choose from act, fc, features, layer1"),
         (lambda m, x: masks.cam(m, x, layer="fc"), r"layer 'fc' gives \(4, 4\); a map needs"),
+        (
+            lambda m, x: masks.heatmap(m, 255 * x),
+            r"float32 \(4, 3, 15, 15\) in \[.*must be float .* in \[0, 1\]",
+        ),
         (lambda m, x: masks.cam(nn.Flatten(), x), "Flatten has no features and head; pixelpart.models.wrap"),
         (lambda m, x: masks.cam(F.relu, x, layer="layer1"), "unknown layer 'layer1'; choose from features,"),
     ],

@@ -79,7 +79,7 @@ def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"
 
 
 def settings_warnings(eps: float, settings: Mapping[str, Any]) -> list[str]:
-    """Warns if the attack's budget is not eps everywhere, or if it cannot cross the ball: steps * step_size < eps."""
+    """Warns if the attack's budget is not eps everywhere, if it cannot cross the ball, or does so in every step."""
     warnings = []
     if "eps_low" in settings:
         high, low = write_fraction(eps), write_fraction(settings["eps_low"])
@@ -89,6 +89,11 @@ def settings_warnings(eps: float, settings: Mapping[str, Any]) -> list[str]:
     if "step_size" in settings and settings["steps"] * settings["step_size"] < eps * (1 - 1e-6):
         numbers = f"{settings['steps']} * {write_fraction(settings['step_size'])} < {write_fraction(eps)}"
         warnings.append(f"steps * step_size < eps ({numbers}): the attack cannot reach the edge of the eps ball")
+    if "step_size" in settings and settings["steps"] > 1 and settings["step_size"] > eps * (1 - 1e-6):
+        numbers = f"{write_fraction(settings['step_size'])} >= {write_fraction(eps)}"
+        warnings.append(
+            f"step_size >= eps ({numbers}): every step crosses the eps ball; smaller ones usually break more images"
+        )
     return warnings
 
 
@@ -119,7 +124,7 @@ def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
     if 0 <= logits.min() < logits.max() <= 1:
         warnings.append(PROBABILITIES)
     x, y = probe_images(pictures, SCALE_PROBES)
-    return warnings + (scale_warnings(model, x, y) or constant_warnings(model, x, y))
+    return warnings + (scale_warnings(model, x, y) or constant_warnings(model, x, y) or chance_warnings(model, x, y))
 
 
 def scale_warnings(model: Model, x: Images, y: Labels) -> list[str]:
@@ -146,6 +151,18 @@ def constant_warnings(model: Model, x: Images, y: Labels) -> list[str]:
     return [
         f"all {len(y)} images examined are predicted as class {int(predicted[0])}: the model has learned nothing, and "
         "no attack can lower the share of images of that class"
+    ]
+
+
+def chance_warnings(model: Model, x: Images, y: Labels) -> list[str]:
+    """Warns if the model is right less often than guessing, as it is if labels and outputs are numbered differently."""
+    logits, n = logits_of(model, x), len(y)
+    correct, chance = int((logits.argmax(1) == y).sum()), 1 / logits.shape[1]
+    if sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(correct + 1)) >= SIGNIFICANCE:
+        return []
+    return [
+        f"the model gets {correct} of {n} images right, fewer than guessing among its {logits.shape[1]} classes: are "
+        "the labels numbered as its outputs are?"
     ]
 
 

@@ -46,7 +46,6 @@ def in_unit_range(x):
     [
         Light(),
         Light(sharpness=150.0),  # cross-entropies of 1e-8 and less
-        Light(sharpness=-20.0),  # wrong everywhere
         Light(lambda x: (x - 0.5) / 0.2, 0.0, 4.0),  # normalises its input
         Light(sharpness=1e-6),  # small logits, but of two classes
         Light(in_unit_range),  # fails on other scales
@@ -55,6 +54,16 @@ def in_unit_range(x):
 def test_a_sound_model_causes_no_warning(model, light):
     assert warnings_of(model, light) == []
     assert warnings_of(model, ImageSet(light.images[:1], light.labels[:1], light.device)) == []
+
+
+def test_a_model_that_is_right_less_often_than_guessing_is_reported(light):
+    (warning,) = warnings_of(Light(sharpness=-20.0), light)
+    assert warning == (
+        "the model gets 0 of 100 images right, fewer than guessing among its 2 classes: are the labels numbered as its "
+        "outputs are?"
+    )
+    few = ImageSet(light.images[:8], light.labels[:8], light.device)  # p = .5^8 = .004
+    assert warnings_of(Light(sharpness=-20.0), few) == []
 
 
 @pytest.mark.parametrize(("name", "seed"), [("tiny-cnn", 0), ("tiny-cnn", 1), ("wrn-10-1", 0)])
@@ -279,6 +288,9 @@ def test_train_mode_is_reported_where_it_matters(layer, warned):
         (8 / 255, {"steps": 4, "step_size": 2 / 255}, None),
         (7 / 255, {"steps": 11, "step_size": 7 / 255 / 11}, None),  # below eps only by rounding
         (0.3, {"steps": 1, "step_size": 0.29}, "steps * step_size < eps (1 * "),
+        (2 / 255, {"steps": 20, "step_size": 2 / 255}, "step_size >= eps (2/255 >= 2/255)"),
+        (2 / 255, {"steps": 20, "step_size": 1 / 255}, None),
+        (2 / 255, {"steps": 1, "step_size": 2 / 255}, None),  # FGSM
         (1.0, {"queries": 5000}, None),
         (12 / 255, {"eps_low": 7 / 255}, "outside the threat model: the budget is 12/255"),
     ],
