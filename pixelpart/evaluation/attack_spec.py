@@ -33,6 +33,9 @@ THROUGH_MASK = {"adaptive-pgd": "pgd", "adaptive-mma": "mma"}  # the attack that
 INSIDE = "adaptive-in"
 WAYS = 4  # attacks that one restart of INSIDE is made of
 ADAPTIVE = (*THROUGH_MASK, INSIDE)
+# by the margin or dlr, or of several parts of which some are
+BY_MARGIN = {"mma", "adaptive-mma", INSIDE, *AUTOATTACKS, *COMBINED}
+BY_MARGIN |= {name for name in SEARCHES if not name.startswith("apgd-ce")}
 EPS_HIGH, EPS_LOW = 12 / 255, 8 / 255  # of THROUGH_MASK, as in the paper
 RADII = {"l2": 0.5, "l1": 12.0}  # default eps in these norms: the usual ones for CIFAR-10
 
@@ -61,6 +64,11 @@ class AttackSpec:
     @property
     def needs_gradient(self) -> bool:
         return self.kind not in GRADIENT_FREE
+
+    @property
+    def by_margin(self) -> bool:
+        """Whether the result does not depend on the cross-entropy's gradient alone."""
+        return self.kind in BY_MARGIN
 
     @property
     def tries(self) -> int:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def check(
         warnings = [
             *target.warnings,
             *sanity.model_warnings(model, pictures),
-            *sanity.gradient_warnings(model, pictures),
+            *chain.from_iterable(sanity.gradient_warnings(model, pictures).values()),
             *sanity.settings_warnings(eps, {"steps": STEPS, "step_size": step_size}),
             *(autoattack_warnings(target.folder, probe, eps) if target.folder else []),
         ]

@@ -37,8 +37,8 @@ MAX_SQUARE = 0.002  # share of images that only Square breaks; AutoAttack warns 
 
 TRAIN_MODE = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
 RANDOM = (
-    "two passes over the same images differ: the model is random. Attacks must average over its randomness (EOT), and "
-    "this number overstates its robustness"
+    "two passes over the same images differ: the model is random, and this number differs from call to call. Attacks "
+    "that do not average over the randomness (EOT) are too weak, and an error by chance counts as theirs"
 )
 PROBABILITIES = (
     "all outputs lie in [0, 1]: they look like probabilities (of a sigmoid, for example), not logits, and the "
@@ -69,13 +69,18 @@ def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"
     if not specs:
         return {}
     for_all = [*target.warnings, *model_warnings(model, target.pictures)]
-    with_gradient = for_all
+    found: dict[str, list[str]] = {}
     if any(spec.needs_gradient for spec in specs):
-        with_gradient = [*for_all, *gradient_warnings(model, target.pictures)]
-    return {
-        spec.name: [*with_gradient, *settings_warnings(spec.eps, spec.settings)] if spec.needs_gradient else for_all
-        for spec in specs
-    }
+        found = gradient_warnings(model, target.pictures)
+
+    def of_attack(spec: "AttackSpec") -> list[str]:
+        if not spec.needs_gradient:
+            return []
+        followed = ("margin",) if spec.by_margin else ("cross-entropy", "margin")
+        of_losses = [warning for loss in followed for warning in found[loss]]
+        return [*of_losses, *settings_warnings(spec.eps, spec.settings)]
+
+    return {spec.name: [*for_all, *of_attack(spec)] for spec in specs}
 
 
 def settings_warnings(eps: float, settings: Mapping[str, Any]) -> list[str]:
@@ -180,22 +185,24 @@ def other_scales(x: Images) -> dict[str, Images]:
     return scales
 
 
-def gradient_warnings(model: Model, pictures: ImageSet) -> list[str]:
-    """Warns if gradients are zero, NaN or misleading at images that the model classifies correctly."""
+def gradient_warnings(model: Model, pictures: ImageSet) -> dict[str, list[str]]:
+    """Warns, by loss, if its gradient is zero, NaN or misleading at images that the model classifies correctly."""
     x, y = probe_images(pictures)
     with torch.enable_grad():
         logits = model(x.requires_grad_())
         sums = {"cross-entropy": losses.ce(logits, y).sum(), "margin": losses.margin(logits, y).sum()}
         grads = {name: torch.autograd.grad(total, x, retain_graph=True)[0] for name, total in sums.items()}
     x, logits = x.detach(), logits.detach()
-    correct, warnings = logits.argmax(1) == y, []
+    correct, warnings = logits.argmax(1) == y, {name: list[str]() for name in grads}
     images = f"of {int(correct.sum())} correct images"
     for name, grad in grads.items():
         if count := int((correct & has_no_direction(grad)).sum()):
-            warnings.append(f"the gradient of the {name} is zero or NaN at {count} {images}: attacks cannot use it")
+            warnings[name].append(
+                f"the gradient of the {name} is zero or NaN at {count} {images}: attacks cannot use it"
+            )
     misled = int((correct & _mispredicts(model, x, y, grads["margin"])).sum())
     if misled > MAX_MISLED * int(correct.sum()):
-        warnings.append(
+        warnings["margin"].append(
             f"the margin does not rise as its gradient predicts at {misled} {images}: the gradient is wrong or that of "
             "another function (a straight-through estimate), or the model is not smooth"
         )
@@ -203,10 +210,11 @@ def gradient_warnings(model: Model, pictures: ImageSet) -> list[str]:
         stepped = model((x + STEP * grads["cross-entropy"].sign()).clamp(0, 1))
     falls = int((correct & (_log_odds_against(stepped, y) < _log_odds_against(logits, y))).sum())
     if falls > MAX_MISLED * int(correct.sum()):
-        warnings.append(
+        warnings["cross-entropy"].append(
             f"a step of 1/255 along its gradient lowers the cross-entropy at {falls} {images}: an attack is misled"
         )
-    return warnings + confidence_warnings(logits, y)
+    warnings["cross-entropy"] += confidence_warnings(logits, y)
+    return warnings
 
 
 def confidence_warnings(logits: Logits, y: Labels) -> list[str]:

@@ -1,5 +1,7 @@
 """Every warning has a model made to cause it, and sound models cause none."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch import nn
@@ -33,7 +35,8 @@ def light():
 
 
 def warnings_of(model, pictures):
-    return [*sanity.model_warnings(model.eval(), pictures), *sanity.gradient_warnings(model, pictures)]
+    of_losses = sanity.gradient_warnings(model.eval(), pictures).values()
+    return [*sanity.model_warnings(model, pictures), *chain.from_iterable(of_losses)]
 
 
 def in_unit_range(x):
@@ -235,7 +238,7 @@ def test_a_wrong_gradient_is_detected(replace, falls, misled, light):
     found = warnings_of(Light(lambda x: WithGradient.apply(x, replace)), light)
     margin = f"the margin does not rise as its gradient predicts at {misled} of 64 correct images"
     entropy = f"a step of 1/255 along its gradient lowers the cross-entropy at {falls} of 64 correct images"
-    assert [warning.partition(":")[0] for warning in found] == [margin] * (misled > 0) + [entropy] * (falls > 0)
+    assert [warning.partition(":")[0] for warning in found] == [entropy] * (falls > 0) + [margin] * (misled > 0)
 
 
 class Bands(nn.Module):
@@ -330,6 +333,17 @@ def test_warnings_are_stored_with_the_results_that_they_are_about(net, pair, lig
     assert [len(masked[name].warnings) for name in ("natural", "pgd4")] == [0, 2]
 
 
+def test_attacks_by_the_margin_have_no_warning_about_the_cross_entropy(light):
+    confident = nn.Sequential(Light(sharpness=1e5))  # every cross-entropy rounds to 0, and so does its gradient
+    assert [warning.split(" is ")[0] for warning in warnings_of(confident, light)] == [
+        "the gradient of the cross-entropy"
+    ]
+    found = evaluate(confident, data=(light.images, light.labels), attacks="pgd8,apgd-ce,mma8,mm3,apgd,fab-t", eps=0.03)
+    assert {name: len(found[name].warnings) for name in found} == {
+        "pgd8": 1, "apgd-ce": 1, "mma8": 0, "mm3": 0, "apgd": 0, "fab-t": 0,
+    }  # fmt: skip
+
+
 def test_stored_warnings_are_reused_except_for_the_mode_of_this_call(net, pair, tmp_path, monkeypatch):
     settings = {"data": pair, "attacks": ["natural", "pgd2"], "eps": 0.03, "step_size": 0.01}
     stored = {"out": tmp_path, "name": "net"}
@@ -346,7 +360,7 @@ def test_stored_warnings_are_reused_except_for_the_mode_of_this_call(net, pair, 
 def test_the_checks_change_neither_model_nor_numbers(net, pair, monkeypatch):
     expected = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
     monkeypatch.setattr(sanity, "model_warnings", lambda model, pictures: [])
-    monkeypatch.setattr(sanity, "gradient_warnings", lambda model, pictures: [])
+    monkeypatch.setattr(sanity, "gradient_warnings", lambda model, pictures: {"cross-entropy": [], "margin": []})
     found = evaluate(net, data=pair, attacks="natural,pgd3", eps=0.03).flags
     assert all((expected[name] == found[name]).all() for name in expected)
     assert all(parameter.grad is None for parameter in net.parameters())
