@@ -44,6 +44,8 @@ def data_set(name: str) -> DataSet:
 
 def _call(name: str, split: str) -> tuple[Tensor, Tensor]:
     returned = usercode.call(name, split)
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise UserError(f"{name}({split!r}) returned a {type(returned).__name__}; it must return (images, labels)")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")

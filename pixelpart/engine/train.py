@@ -64,6 +64,9 @@ def train(
 
 def prepare(config: Config, out: Path | str | None, *, device: torch.device | str | None = None) -> Plan:
     """The plan of a run in the folder `out`; UserError for every mistake that shows before images are read."""
+    if not isinstance(config, Config):
+        recipe = "pp.recipes.shapes_part(seed=0)"
+        raise UserError(f"train takes a config such as {recipe}, not a {type(config).__name__}; its `model` is a name")
     config = training_data.with_data_fields(config)
     plan = build_plan(config)
     if out is not None:

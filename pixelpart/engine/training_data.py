@@ -33,8 +33,9 @@ def with_data_fields(config: Config) -> Config:
     Also with the fields that follow from the number of training images.
     """
     folder = config.dataset.startswith("folder:")
-    if config.auto and not folder:
-        raise UserError(f"{config.recipe} needs a folder of pictures: pass --data folder:PATH, not {config.dataset}")
+    if config.auto and config.dataset in data.SETS:
+        own = "--data folder:PATH or --data module:function"
+        raise UserError(f"{config.recipe} needs pictures of your own: pass {own}, not {config.dataset}")
     entry = data.of_config(config)
     if config.dataset in data.SETS:
         if config.num_classes or config.classes:
@@ -55,7 +56,7 @@ def settings_line(config: Config, images: int) -> str:
     eps = burn_in.eps if isinstance(burn_in.eps, str) else write_fraction(burn_in.eps)
     beta = f" --objective.beta {config.objective.beta:g}" if OBJECTIVES[config.objective.name].weighted else ""
     return (
-        f"{images} images to train on, {config.holdout} held out, {len(config.classes)} classes, "
+        f"{images} images to train on, {config.holdout} held out, {config.num_classes} classes, "
         f"{'grey' if config.channels == 1 else 'colour'}: --model {config.model} --augment {config.augment} "
         f"--epochs {config.epochs} --batch-size {config.batch_size} --optim.lr {config.optim.lr:g} "
         f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {burn_in.epochs} "

@@ -97,7 +97,8 @@ def load_target(
     elif kind == "archive":
         model = load_archive(Path(subject), device=place)
     else:
-        model = subject if kind == "module" else make_model(subject, device=place)
+        classes = dataset.num_classes if dataset else None
+        model = subject if kind == "module" else make_model(subject, device=place, num_classes=classes)
     if config is not None and dataset is not None:
         _check_class_count(str(data), dataset, config)
 
@@ -124,27 +125,31 @@ def find_config(subject: Any, *, checkpoint: str = "best") -> Config | None:
     return config_of(Path(subject)) if kind == "checkpoint" else None
 
 
-def make_model(name: str, *, device: torch.device) -> nn.Module:
-    """The nn.Module that the function returns; it is called with `device` if it has such a parameter, else without."""
+def make_model(name: str, *, device: torch.device, num_classes: int | None = None) -> nn.Module:
+    """The nn.Module that the function returns; see `_arguments` for what it is called with."""
     maker = usercode.load_function(name)
     if isinstance(maker, nn.Module):
         return maker
-    model = usercode.call(name, **_arguments(name, maker, device))
+    model = usercode.call(name, **_arguments(name, maker, device, num_classes))
     if not isinstance(model, nn.Module):
         raise UserError(f"{name} returned a {type(model).__name__}; it must return an nn.Module on [0,1] images")
     return model
 
 
-def _arguments(name: str, maker: Any, device: torch.device) -> dict[str, Any]:
+def _arguments(name: str, maker: Any, device: torch.device, num_classes: int | None) -> dict[str, Any]:
+    """`device` if it has such a parameter; `num_classes`, that of the data set, if it has it without a default."""
     try:
         signature = inspect.signature(maker)
     except (TypeError, ValueError):  # some builtins have no signature
         return {}
-    arguments = {"device": device} if "device" in signature.parameters else {}
+    known = signature.parameters
+    arguments: dict[str, Any] = {"device": device} if "device" in known else {}
+    if num_classes is not None and "num_classes" in known and known["num_classes"].default is inspect.Parameter.empty:
+        arguments["num_classes"] = num_classes
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise UserError(f"{name} is called without arguments, or with device only: {error}") from None
+        raise UserError(f"{name} is called without arguments other than device and num_classes: {error}") from None
     return arguments
 
 

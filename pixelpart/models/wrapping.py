@@ -43,6 +43,8 @@ def wrap(
         layer is applied after global average pooling.
     example: images for the check; default: two random images of 32x32 pixels, or of the module's `img_size`.
     """
+    if not isinstance(module, nn.Module):
+        raise UserError(f"wrap takes an nn.Module, not a {type(module).__name__}")
     example = _example(module) if example is None else example
     _logits_of(module, module, example)
     if features is None and head is None:

@@ -202,7 +202,10 @@ def test_a_last_batch_of_one_image_is_an_error_if_the_model_cannot_train_on_it(p
         ({"skip_bad": True}, "--skip-bad is for folder:PATH and tinyimagenet, not for 'shapes'"),
         ({"dataset": "folder:photos"}, "pass --size"),
         ({"background": "black"}, "--background is for folder:PATH, not for 'shapes'"),
-        ({"auto": ["epochs"]}, "needs a folder of pictures: pass --data folder:PATH, not shapes"),
+        (
+            {"auto": ["epochs"]},
+            "pass --data folder:PATH or --data module:function, not shapes",
+        ),
         ({"dataset": "folder:", "auto": ["epochs"]}, "no folder is given; pass --data folder:PATH"),
     ],
 )

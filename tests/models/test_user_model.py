@@ -79,6 +79,7 @@ def mynets(tmp_path, monkeypatch):
     (tmp_path / "mynets.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "USER_MODELS", set())
+    sys.modules.pop("mynets", None)  # of the docs' test
     yield
     sys.modules.pop("mynets", None)
 
