@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from pixelpart.config import (
     DEFAULT_EPS,
     DEFAULT_SEED,
-    DEFAULT_STEP_SIZE,
     Size,
     parse_fraction,
     parse_size,
@@ -114,7 +113,7 @@ def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
     """--eps, --step-size and --seed; the texts say what the first two mean for this command."""
     add = parser.add_argument
     add("--eps", type=number_or_fraction, default=str(write_fraction(DEFAULT_EPS)), help=eps)
-    add("--step-size", type=number_or_fraction, default=str(write_fraction(DEFAULT_STEP_SIZE)), help=step_size)
+    add("--step-size", type=number_or_fraction, help=f"{step_size} (default: 2/255, or eps/4 if that is less)")
     add("--seed", type=int, default=str(DEFAULT_SEED), help="seed of the random starts")
 
 

@@ -35,9 +35,16 @@ DEFAULT_EPS = 8 / 255
 DEFAULT_STEP_SIZE = 2 / 255
 DEFAULT_SEED = 0
 
+
+def default_step_size(eps: float) -> float:
+    """2/255, as from eps 8/255 on; below it eps / 4, since steps as long as eps find fewer errors."""
+    return min(DEFAULT_STEP_SIZE, eps / 4)
+
+
 __all__ = [
     "ADDED", "DEFAULT_ATTACKS", "DEFAULT_EPS", "DEFAULT_SEED", "DEFAULT_STEP_SIZE", "EPS_LOW", "Config", "MaskConfig",
-    "OptimConfig", "Section", "Size", "check_colour", "code_flags", "config_from", "data_label", "differing_fields",
-    "flag_of", "flat", "height_width", "is_user_code", "levels_hint", "parse_fraction", "parse_size", "read_config",
-    "split_data_label", "validation_message", "with_fields", "write_fraction", "write_size",
+    "OptimConfig", "Section", "Size", "check_colour", "code_flags", "config_from", "data_label", "default_step_size",
+    "differing_fields", "flag_of", "flat", "height_width", "is_user_code", "levels_hint", "parse_fraction",
+    "parse_size", "read_config", "split_data_label", "validation_message", "with_fields", "write_fraction",
+    "write_size",
 ]  # fmt: skip

@@ -14,9 +14,9 @@ from pixelpart.attacks.search import Search
 from pixelpart.config import (
     DEFAULT_EPS,
     DEFAULT_SEED,
-    DEFAULT_STEP_SIZE,
     Config,
     MaskConfig,
+    default_step_size,
     levels_hint,
     parse_fraction,
     write_fraction,
@@ -109,12 +109,15 @@ def parse_attack(
     name: str,
     *,
     eps: float = DEFAULT_EPS,
-    step_size: float = DEFAULT_STEP_SIZE,
+    step_size: float | None = None,
     seed: int = DEFAULT_SEED,
     search: str = "auto",
     engine: str = "own",
 ) -> AttackSpec:
-    """The attack of that name, which may end in its own eps: pgd20, pgd20x5@16/255, apgd-l2@0.5; else a UserError."""
+    """The attack of that name, which may end in its own eps: pgd20, pgd20x5@16/255, apgd-l2@0.5; else a UserError.
+
+    Steps are 2/255 long by default, or a quarter of the attack's eps if that is less.
+    """
     if search not in ("auto", *PRECISIONS):
         raise unknown("search", search, ("auto", *PRECISIONS))
     if engine not in ENGINES:
@@ -127,7 +130,9 @@ def parse_attack(
         return spec
     if spec.searches and engine == "reference" and spec.kind not in AUTOATTACKS:
         raise UserError(f"engine reference runs only {', '.join(AUTOATTACKS)}, not {name}")
-    eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
+    eps = in_range("eps", eps)
+    if step_size is not None:
+        step_size = in_range("step_size", step_size)
     if spec.kind in THROUGH_MASK:
         if at:
             levels = " and ".join(str(write_fraction(level)) for level in (EPS_HIGH, EPS_LOW))
@@ -143,6 +148,7 @@ def parse_attack(
         eps = RADII.get(spec.norm, eps)
     if not spec.searches:
         engine = "own"
+    step_size = default_step_size(eps) if step_size is None else step_size
     return dataclasses.replace(
         spec, name=name, eps=eps, seed=seed, step_size=step_size, precision=search, engine=engine
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size
+from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, Size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.adaptive import important
 from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
@@ -32,7 +32,7 @@ def evaluate(
     *,
     attacks: str | Iterable[str] = DEFAULT_ATTACKS,
     eps: float = DEFAULT_EPS,
-    step_size: float = DEFAULT_STEP_SIZE,
+    step_size: float | None = None,
     split: str = "test",
     images: int | None = None,
     checkpoint: str = "best",
@@ -52,6 +52,8 @@ def evaluate(
     world: World = SINGLE_PROCESS,
 ) -> Result:
     """The accuracy of a model on [0,1] images under each attack, within eps or the attack's own (pgd20@16/255).
+
+    PGD and MMA take steps of `step_size`, by default 2/255, or a quarter of the attack's eps if that is less.
 
     The model is a Run, an nn.Module, or the name of a run folder, a .safetensors checkpoint, a .pt2 archive of
     torch.export or a `module:function`. `data` is the name of a data set, whose test split is used (`size` and

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pixelpart import draws, masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Config, MaskConfig, Size
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, Config, MaskConfig, Size, default_step_size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
@@ -34,7 +34,7 @@ def explain(
     checkpoint: str = "best",
     epochs: Sequence[int] | None = None,
     steps: int = 20,
-    step_size: float = DEFAULT_STEP_SIZE,
+    step_size: float | None = None,
     seed: int = DEFAULT_SEED,
     objects: int = 512,
     batch_size: int = 128,
@@ -71,6 +71,7 @@ def explain(
     index = spread_over_classes(pictures.labels, n)
     object_masks = None if dataset.masks is None else dataset.masks("test", root)
     eps = config.eps or DEFAULT_EPS
+    step_size = default_step_size(eps) if step_size is None else step_size
 
     def explain_model(model: Classifier, epoch: int | None, done: int) -> dict[str, Tensor]:
         """Heat, budget, adversarial image and probabilities of the images; `done` models were explained before."""

@@ -222,7 +222,7 @@ def _context(m: Measurement) -> tuple:
 
 
 def _condition(m: Measurement) -> tuple:
-    return m.n, m.settings.get("step_size"), m.gradients, m.engine, m.entry.get("pixels")
+    return m.n, m.step_size, m.gradients, m.engine, m.entry.get("pixels")
 
 
 def _run_result(run: ReportedRun, cells: Mapping[str, Measurement]) -> RunResult:

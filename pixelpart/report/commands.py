@@ -9,7 +9,6 @@ from typing import Any
 from pixelpart.config import (
     DEFAULT_EPS,
     DEFAULT_SEED,
-    DEFAULT_STEP_SIZE,
     Config,
     code_flags,
     flag_of,
@@ -66,11 +65,10 @@ def evaluate_command(config: Config, path: Path, measurements: Sequence[Measurem
         ]
     if attacked:
         eps = next((m.eps or 0.0 for m in attacked if not m.own_eps), DEFAULT_EPS)
-        steps = (m.settings["step_size"] for m in measurements if "step_size" in m.settings)
-        step_size = next(steps, DEFAULT_STEP_SIZE)
+        step_size = next((m.step_size for m in attacked if isinstance(m.step_size, float)), None)
         words += ["--eps", str(write_fraction(eps))] if eps != DEFAULT_EPS else []
         words += ["--seed", str(first.seed)] if first.seed != DEFAULT_SEED else []
-        words += ["--step-size", str(write_fraction(step_size))] if step_size != DEFAULT_STEP_SIZE else []
+        words += ["--step-size", str(write_fraction(step_size))] if step_size is not None else []
     words += ["--engine", first.engine] if first.engine != "own" else []
     words += ["--search", first.gradients] if first.gradients != "fp32" else []
     dataset = SETS.get(first.dataset)

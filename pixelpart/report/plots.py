@@ -27,6 +27,7 @@ from pixelpart.report.drawing import (
     svg_of,
 )
 from pixelpart.report.formatting import capital, fraction, short
+from pixelpart.report.run import step_size_of
 
 
 def plot_section(found: ArmResults) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def over_eps(found: ArmResults) -> list[Plot]:
     families: dict[tuple, list[Column]] = {}
     for column in found.columns.values():
         if column.bounds_pixels:
-            families.setdefault((column.base, column.settings.get("step_size")), []).append(column)
+            families.setdefault((column.base, step_size_of(column.settings, column.eps)), []).append(column)
     plots: list[Plot] = []
     for columns in families.values():
         natural = [found.natural] if found.natural else []
@@ -146,7 +147,7 @@ def over_steps(found: ArmResults) -> list[Plot]:
     for column in found.columns.values():
         if (steps := column.steps) and column.bounds_pixels:
             kind, number, restarts = steps
-            families.setdefault((kind, restarts, column.eps, column.settings.get("step_size")), []).append(
+            families.setdefault((kind, restarts, column.eps, step_size_of(column.settings, column.eps)), []).append(
                 (number, column)
             )
     plots: list[Plot] = []

@@ -1,6 +1,6 @@
 """What the page shows of one run folder; what is missing or cannot be read becomes a note on the page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pixelpart.config import Config, flat, validation_message
+from pixelpart.config import DEFAULT_EPS, Config, default_step_size, flat, validation_message
 from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import intact, read_entries
 from pixelpart.files import parse_json, read_text
@@ -28,6 +28,15 @@ class Record(BaseModel):
 
 
 R = TypeVar("R", bound=Record)
+
+
+def step_size_of(settings: Mapping[str, Any], eps: float | None) -> float | str | None:
+    """The step size of an attack with these settings, or "default"; None of one without steps.
+
+    Attacks with the default, which depends on eps, are the same attack at several eps.
+    """
+    step_size = settings.get("step_size")
+    return "default" if step_size == default_step_size(eps or DEFAULT_EPS) else step_size
 
 
 class Measurement(Record):
@@ -55,6 +64,11 @@ class Measurement(Record):
     def engine(self) -> str:
         """Whose code ran the attack: own, or reference (the authors of AutoAttack)."""
         return self.settings.get("engine", "own")
+
+    @property
+    def step_size(self) -> float | str | None:
+        """See `step_size_of`."""
+        return step_size_of(self.settings, self.eps)
 
     @property
     def gradients(self) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pixelpart.config import DEFAULT_STEP_SIZE
 from pixelpart.report.formatting import count, describe_eps, describe_images, fraction
 from pixelpart.report.run import Measurement, ReportedRun
 
@@ -45,7 +44,7 @@ def result_rows(run: ReportedRun) -> list[ResultRow]:
         if m.attack == "natural":
             natural.setdefault(_context(m), []).append(m)
             continue
-        key = ((*_context(m), m.seed, m.n), None if m.own_eps else m.eps, m.settings.get("step_size"))
+        key = ((*_context(m), m.seed, m.n), None if m.own_eps else m.eps, m.step_size)
         rows = [row for other, row in attacked.items() if _agree(key, other)]
         rows = rows or [attacked.setdefault(key, ResultRow(run, {}))]
         older += any(m.column in row.cells for row in rows)
@@ -92,7 +91,7 @@ def _add_remarks(run: ReportedRun, rows: list[ResultRow]) -> None:
             row.remarks.append("held-out training images")
         if first.seed:
             row.remarks.append(f"seed of the attack {first.seed}")
-        if (step := first.settings.get("step_size")) is not None and step != DEFAULT_STEP_SIZE:
-            row.remarks.append(f"step size {fraction(step)}")
+        if isinstance(first.step_size, float):
+            row.remarks.append(f"step size {fraction(first.step_size)}")
         if first.precision != "fp32":
             row.remarks.append(first.precision)

@@ -127,7 +127,7 @@ def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | N
     from pixelpart.evaluation.attack_spec import parse_attack
     from pixelpart.evaluation.store import read_entries
 
-    spec = parse_attack(attack)
+    spec = parse_attack(attack, step_size=job.step_size)
     requested = {
         "attack": attack, "checkpoint": job.checkpoint, "split": job.split, "eps": spec.eps, "seed": spec.seed,
     }  # fmt: skip
@@ -137,6 +137,6 @@ def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | N
         entry
         for entry in entries
         if all(entry.get(name) == value for name, value in requested.items())
-        if entry.get("settings", {}).get("step_size", job.step_size) == job.step_size
+        if entry.get("settings", {}).get("step_size", spec.step_size) == spec.step_size
     ]
     return max(matching, key=lambda entry: entry["n"], default=None)

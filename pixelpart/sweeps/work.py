@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import DEFAULT_STEP_SIZE, Config
+from pixelpart.config import Config
 from pixelpart.errors import Diverged, UserError
 from pixelpart.files import atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runs import Run, RunFolder, read_facts
@@ -33,7 +33,7 @@ class Job:
     checkpoint: str = "best"
     images: int | None = None  # the first n test images; None: all
     split: str = "test"
-    step_size: float = DEFAULT_STEP_SIZE  # of the attacks
+    step_size: float | None = None  # of the attacks; None: the default of `evaluate`
     # module:function, called with run, job and device; its JSON is kept in the run's measures/
     measures: tuple[str, ...] = ()
 

@@ -44,7 +44,17 @@ def test_help_shows_defaults(capsys):
     assert "(default: 7/255)" in text
     assert main(["evaluate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for default in ("8/255", "2/255", "natural,pgd20", "best", "all", "auto", "own", "0", "1"):
+    for default in (
+        "8/255",
+        "2/255, or eps/4 if that is less",
+        "natural,pgd20",
+        "best",
+        "all",
+        "auto",
+        "own",
+        "0",
+        "1",
+    ):
         assert f"(default: {default})" in text
 
 

@@ -201,3 +201,14 @@ def test_specs_are_plain_values():
     spec = fitted("pgd20x5")
     assert dataclasses.replace(spec, seed=4) == spec
     assert dataclasses.replace(spec, seed=5) != spec
+
+
+@pytest.mark.parametrize(
+    ("name", "eps", "given", "expected"),
+    [
+        ("pgd20", 8, None, 2), ("mma20", 12, None, 2), ("pgd20", 4, None, 1), ("pgd20@1/255", 8, None, 0.25),
+        ("pgd20@1/255", 8, 2 / 255, 2), ("adaptive-pgd20", 1, None, 2),
+    ],
+)  # fmt: skip
+def test_steps_are_a_quarter_of_a_small_eps_unless_given(name, eps, given, expected):
+    assert parse_attack(name, eps=eps / 255, step_size=given).step_size == expected / 255

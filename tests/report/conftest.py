@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 import metrics_rows
 from pixelpart import recipes
-from pixelpart.config import parse_fraction
+from pixelpart.config import default_step_size, parse_fraction
 from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.store import fingerprint
 from pixelpart.report import curves, write_report
@@ -20,7 +20,8 @@ VOID = {"meta", "link", "img", "br", "input", "line", "rect", "path", "use"}
 
 
 def _entry(attack="pgd20", accuracy=0.43, **changes):
-    steps = {} if attack == "natural" else {"settings": {"steps": 20, "step_size": 2 / 255, "restarts": 1}}
+    step_size = default_step_size(changes.get("eps", 8 / 255))
+    steps = {} if attack == "natural" else {"settings": {"steps": 20, "step_size": step_size, "restarts": 1}}
     n = changes.get("n", 1000)
     return {
         "attack": attack, "checkpoint": "best", "epoch": 3, "weights": "averaged", "dataset": "shapes", "split": "test",

@@ -39,7 +39,7 @@ def test_unknown_recipe_is_trained_from_the_runs_config():
     assert train_command(Config(recipe="mine; rm"), Path("runs/x")) == "pixelpart train runs/x/config.json --out RUN"
 
 
-STEPS = {"steps": 20, "step_size": 1 / 255}
+STEPS = {"steps": 20, "step_size": 3 / 255}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ STEPS = {"steps": 20, "step_size": 1 / 255}
         ([("natural", {}), ("pgd20", {})], "--attacks natural,pgd20 --checkpoint best"),
         (
             [("pgd5", {"eps": 4 / 255, "seed": 2, "n": 64, "checkpoint": "last", "settings": STEPS})],
-            "--attacks pgd5 --checkpoint last --eps 4/255 --seed 2 --step-size 1/255 --images 64",
+            "--attacks pgd5 --checkpoint last --eps 4/255 --seed 2 --step-size 3/255 --images 64",
         ),
         ([("pgd20", {"dataset": "cifar10", "n": 10_000})], "--attacks pgd20 --checkpoint best --data cifar10"),
         (
@@ -69,7 +69,7 @@ STEPS = {"steps": 20, "step_size": 1 / 255}
                 ("apgd-l1", {"eps": 12.0, "settings": {"norm": "l1"}}),
                 ("pgd20@16/255", {"eps": 16 / 255, "settings": STEPS}),
             ],
-            "--attacks apgd-l1,pgd20@16/255 --checkpoint best --step-size 1/255",
+            "--attacks apgd-l1,pgd20@16/255 --checkpoint best --step-size 3/255",
         ),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pixelpart import data as sets
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, DEFAULT_STEP_SIZE, Size, split_data_label
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, Size, default_step_size, split_data_label
 from pixelpart.errors import UserError
 from pixelpart.evaluation import store
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
@@ -77,7 +77,7 @@ def check(
     *,
     surrogate: Run | str | Path | nn.Module | None = None,
     eps: float = DEFAULT_EPS,
-    step_size: float = DEFAULT_STEP_SIZE,
+    step_size: float | None = None,
     images: int | None = None,
     checkpoint: str = "best",
     seed: int = DEFAULT_SEED,
@@ -97,7 +97,8 @@ def check(
     The report of a run is written to check.json in its folder, that of another model to `out` if given.
     """
     start = time.perf_counter()
-    eps, step_size = in_range("eps", eps), in_range("step_size", step_size)
+    eps = in_range("eps", eps)
+    step_size = default_step_size(eps) if step_size is None else in_range("step_size", step_size)
     target = load_target(
         subject,
         checkpoint=checkpoint,

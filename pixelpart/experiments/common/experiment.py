@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelpart import experiments
-from pixelpart.config import DEFAULT_STEP_SIZE
 from pixelpart.errors import UserError, choose
 from pixelpart.experiments.common.paper import Numbers
 from pixelpart.experiments.common.results import Pairs, Results, read_run
@@ -113,7 +112,7 @@ class Runner:
         """The finished runs of each arm; training and attacks come first, then measures, which may use other runs."""
         own = self.experiment
         usual: dict[str, Any] = {"checkpoint": own.checkpoint, "images": self.scale.images, "split": own.split}
-        usual["step_size"] = STEP_SIZES.get(self.scale.data, DEFAULT_STEP_SIZE)
+        usual["step_size"] = STEP_SIZES.get(self.scale.data)
         request = {"attacks": self.attacks} | usual | request
         first = request.pop("seeds", None)  # only the first of the seeds
         jobs = {
