@@ -164,6 +164,7 @@ def read_run(folder: Path) -> ListedRun:
 def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Measured | None]:
     """Natural accuracy, and the lowest under an attack at 8/255, else at any eps; of one checkpoint and split.
 
+    Of each attack, the result on the most images counts.
     Test images come before held-out ones, then best before last before other checkpoints.
     """
     own = [entry for entry in entries if entry.get("subject") is None and entry.get("dataset") == config.data_label]
@@ -176,9 +177,12 @@ def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Mea
     natural = [entry for entry in chosen if entry["attack"] == "natural"]
     attacked = [entry for entry in chosen if entry["attack"] != "natural"]
     usual = [entry for entry in attacked if entry["eps"] == DEFAULT_EPS]
+    largest: dict[tuple[str, float], Entry] = {}  # by attack, with its eps: the result on the most images
+    for entry in sorted(usual or attacked, key=lambda entry: (entry["n"], -entry["accuracy"])):
+        largest[entry["attack"], entry["eps"]] = entry
     return (
         _measured(max(natural, key=lambda entry: entry["n"])) if natural else None,
-        _measured(min(usual or attacked, key=lambda entry: entry["accuracy"])) if attacked else None,
+        _measured(min(largest.values(), key=lambda entry: entry["accuracy"])) if largest else None,
     )
 
 

@@ -116,6 +116,17 @@ def test_robust_is_the_lowest_accuracy_at_the_usual_eps_of_one_checkpoint_on_tes
     assert (listed.robust.accuracy, listed.robust.attack, listed.robust.images) == (0.45, "apgd", 100)
 
 
+def test_of_each_attack_the_result_on_the_most_images_counts(here):
+    run = make(here / "run", {"natural": 80, "pgd20": 50, "apgd": 45}, epoch=4)
+    config = json.loads((run / "config.json").read_text())
+    write_run(run, {"pgd20": flags(1, 11), "natural": flags(1, 11)}, config=config)
+    robust = read_run(run).robust
+    assert (robust.accuracy, robust.attack, robust.images) == (0.45, "apgd", 100)
+    write_run(run, {"mma20": flags(3, 11)}, config=config)  # the only result of this attack
+    robust = read_run(run).robust
+    assert (robust.attack, robust.images) == ("mma20", 11)
+
+
 def test_without_results_the_values_of_the_last_epoch_are_shown(here):
     listed = read_run(make(here / "run", epoch=2, attack={"steps": 7}, eps="6/255", holdout=64))
     assert (listed.natural.accuracy, listed.natural.checkpoint) == (0.7, None)
