@@ -31,7 +31,7 @@ class JobState:
 
     job: Job
     folder: Path
-    state: str  # done, running, failed or missing
+    state: str  # done, running, failed, unfinished or missing
     error: str = ""  # the last line, of a failed job
 
 
@@ -151,8 +151,10 @@ def _state(job: Job, files: JobFiles) -> JobState:
         state = "done"
     elif lock_holder(files.lock):
         state = "running"
+    elif files.error.exists():
+        state = "failed"
     else:
-        state = "failed" if files.error.exists() else "missing"
+        state = "unfinished" if files.run.config_file.exists() else "missing"
     return JobState(job, files.run.path, state, last_line(files.error) if state == "failed" else "")
 
 

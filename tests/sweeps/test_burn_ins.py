@@ -87,5 +87,5 @@ def test_an_arm_that_finds_no_burn_in_trains_it(job, quiet, tmp_path):
     assert perform(tasks[1], quiet) == ""
     states = job_states(jobs, tmp_path)
     epochs = [RunFolder(state.folder).read_metrics()[-1]["epoch"] for state in states]
-    assert [state.state for state in states] == ["missing", "done"]
+    assert [state.state for state in states] == ["unfinished", "done"]
     assert epochs == [1, 3]

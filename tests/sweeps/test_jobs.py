@@ -107,7 +107,7 @@ def test_one_run_serves_several_jobs(config, quiet, tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 1
     assert states(jobs, tmp_path) == ["done"] * 3
     more = Job(config(), ("natural",), images=25)
-    assert states([more], tmp_path) == ["missing"]
+    assert states([more], tmp_path) == ["unfinished"]  # trained, but not evaluated on these images
     run_jobs([more], tmp_path, screen=quiet)
     assert states([*jobs, more], tmp_path) == ["done"] * 4
 
@@ -153,6 +153,7 @@ def test_deleted_run_is_trained_again(job, quiet, tmp_path):
     shutil.rmtree(state.folder)
     assert states([job()], tmp_path) == ["missing"]
     train_module.train(state.job.config, state.folder, screen=quiet, stop_after=1)
+    assert states([job()], tmp_path) == ["unfinished"]
     run_jobs([job()], tmp_path, screen=quiet)
     assert table([job()], tmp_path)[0]["epochs"] == 3
     assert table([job()], tmp_path)[0]["pgd2"] is not None

@@ -65,7 +65,7 @@ def test_workers_save_and_end_when_the_sweep_is_stopped_or_killed(job, quiet, tm
     while state.state == "running":
         time.sleep(0.02)
         (state,) = job_states([endless], tmp_path)
-    assert state.state == "missing"
+    assert state.state == "unfinished"
     assert "stopped after step" in folder.log_file.read_text()
 
 
