@@ -30,6 +30,7 @@ def plot(results: Results) -> Figure:
     with plots.style():
         figure, (axes,) = plots.panels(1, width=8.5, height=3.4, title=plots.heading(results))
         plots.bars(axes, results, COLUMNS)
+        axes.set_ylabel("accuracy or share broken, %")
         return figure
 
 

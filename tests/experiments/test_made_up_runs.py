@@ -105,6 +105,14 @@ def test_latex_of_a_table_escapes_what_latex_reads():
     ]
 
 
+def test_a_share_of_broken_images_is_not_called_an_accuracy(tmp_path):
+    own = load("gradients")
+    runner = Runner("gradients", own, own.scales["demo"], tmp_path, range(1), settings={"device": "cpu"})
+    (axes,) = own.plot(made_up(runner, own.arms(runner.scale))).axes
+    assert axes.get_ylabel() == "accuracy or share broken, %"
+    assert "broken by random only" in [" ".join(label.get_text().split()) for label in axes.get_xticklabels()]
+
+
 def test_a_distance_that_rounds_to_zero_has_no_minus():
     d = Distance(-1e-5, v_seeds=1e-12, v_images=1e-12, v_interplay=0, df=5)
     assert d.interval(0.9)[1] < 0

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -241,7 +242,7 @@ def bars(axes: Axes, results: Results, columns: Sequence[str]) -> None:
                 axes.annotate(f"{cell.mean:.1f}", (at, high), ha="center", va="bottom", fontsize=7)
             if cell.paper and results.scale == "paper":
                 axes.plot(at, cell.paper[0], "D", color=INK, markersize=4, markerfacecolor="none")
-    axes.set_xticks(range(len(columns)), [shown_name(column).replace(" ", "\n", 1) for column in columns])
+    axes.set_xticks(range(len(columns)), [fill(shown_name(column), 9) for column in columns])
     axes.set_ylabel("accuracy, %")
     axes.grid(False, axis="x")
     axes.legend(frameon=False, fontsize=8)
