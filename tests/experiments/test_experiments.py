@@ -264,9 +264,13 @@ def test_runs_of_other_experiments_are_found_with_their_seeds_unless_the_number_
         return [cell.strip() for cell in line.split("|")[2:]]
 
     found = row()
-    assert (found[0], "seed" in found[3], found[4].endswith("], seed 0")) == ("0, 1", False, True)  # natural, pgd1
+    assert (found[0], "seed" in found[3], found[4].endswith("], seed 0")) == (
+        "seeds 0, 1",
+        False,
+        True,
+    )  # natural, pgd1
     again += ["--seeds", "1"]
-    assert (row()[0], "seed" in " ".join(row())) == ("0", False)
+    assert (row()[0], "seed" in " ".join(row()[1:])) == ("seed 0", False)
     (tmp_path / "out/runs/fork").mkdir()
     (tmp_path / "out/runs/fork/config.json").write_text(Config(init_from="runs/gone@1").to_json())
     assert main(again) == 0
@@ -327,10 +331,10 @@ def test_docs_list_every_experiment_as_the_command_does():
 
 @pytest.mark.parametrize(
     ("seeds", "expected"),
-    [([], ""), ([3], "3"), ([0, 1], "0, 1"), ([100, 101, 102], "100 to 102"), ([0, 2, 3], "0, 2, 3")],
+    [([], ""), ([0], "seed 0"), ([0, 1], "seeds 0, 1"), ([5, 6, 7], "seeds 5 to 7"), ([0, 2, 3], "seeds 0, 2, 3")],
 )
 def test_seeds_are_named_and_three_or_more_in_a_row_by_the_first_and_the_last(seeds, expected):
-    assert tables.written_seeds(seeds) == expected
+    assert tables.named_seeds(seeds) == expected
 
 
 def test_a_claim_is_made_on_the_seeds_for_which_both_sides_have_flags():
@@ -348,7 +352,7 @@ def test_a_claim_is_made_on_the_seeds_for_which_both_sides_have_flags():
     assert [claims[column].ours[0] for column in ("natural", "autoattack")] == pytest.approx([10, 10])  # 5 of 50
     (table,) = tables.claims(results)
     assert table.head == ["difference", "seeds", "natural", "autoattack"]
-    assert table.rows[0][:2] == ["a - b", "0 to 2"]
+    assert table.rows[0][:2] == ["a - b", "seeds 0 to 2"]
     assert [cell.partition("], ")[2] for cell in table.rows[0][2:]] == ["seeds 1, 2", "seed 0"]
     assert tables.SEED_NOTE in tables.markdown(results, [table])
     runs["b"][1].flags["natural"] = np.ones(40, bool)  # of fewer images than the others

@@ -115,8 +115,8 @@ def test_a_large_deviation_asks_for_four_more_seeds_and_then_d_is_computed(runs,
         for seed in range(109 if label == "U8" else 108, 114):
             add_run(root, label, seed)
     _, text, folder = study("--from", root, "--seeds", "13")
-    assert "| U8 | 100 to 111 | 2000 |" in text
-    assert "| U6 | 100 to 103 | 2000 |" in text
+    assert "| U8 | seeds 100 to 111 | 2000 |" in text
+    assert "| U6 | seeds 100 to 103 | 2000 |" in text
     assert "Distance from the uniform curve" in text
 
 
@@ -133,7 +133,7 @@ def test_d_is_the_distance_from_a_weighted_quadratic_and_further_seeds_are_not_u
     assert found["verdict"] == "above the curve"
     low, high = found["interval 97.5 %"]
     assert 0 < low < found["interval"][0] < found["interval 90 %"][0] < found["estimate"] < high
-    assert "| 8\\|7 CAM | 100 to 107 | 2000 |" in text
+    assert "| 8\\|7 CAM | seeds 100 to 107 | 2000 |" in text
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

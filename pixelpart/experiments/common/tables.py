@@ -65,7 +65,7 @@ def accuracies(results: Results) -> Table:
     for arm, runs in results.runs.items():
         budget = mean_of(run.budget for run in runs)
         seeds = [run.seed for run in runs]
-        row = [arm, written_seeds(seeds), str(runs[0].n or "") if runs else "", number(budget)]
+        row = [arm, named_seeds(seeds), str(runs[0].n or "") if runs else "", number(budget)]
         for column in results.columns:
             cell = results.cell(arm, column)
             text = written(cell) + (_of_seeds(cell.seeds, seeds) if cell else "")
@@ -93,7 +93,7 @@ def claims(results: Results) -> list[Table]:
     rows = []
     for arm, base in dict.fromkeys((arm, base) for arm, base, _ in found):
         seeds = sorted({seed for column in columns for seed in found[arm, base, column].seeds})
-        row = [f"{arm} - {base}", written_seeds(seeds)]
+        row = [f"{arm} - {base}", named_seeds(seeds)]
         for column in columns:
             claim = found[arm, base, column]
             row.append(signed(*claim.ours) + _of_seeds(claim.seeds, seeds) if claim.ours else "")
@@ -116,9 +116,14 @@ def written_seeds(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
+def named_seeds(seeds: Sequence[int]) -> str:
+    """seed 0; seeds 0, 1; "" without any."""
+    return f"seed{'s' * (len(seeds) > 1)} {written_seeds(seeds)}" if seeds else ""
+
+
 def _of_seeds(seeds: Sequence[int], all_seeds: Sequence[int]) -> str:
     """The seeds of a cell that does not have all, as of runs found with --from and not attacked alike."""
-    return f", seed{'s' * (len(seeds) > 1)} {written_seeds(seeds)}" if 0 < len(seeds) < len(all_seeds) else ""
+    return f", {named_seeds(seeds)}" if 0 < len(seeds) < len(all_seeds) else ""
 
 
 def written(cell: Cell | None) -> str:
