@@ -63,7 +63,7 @@ def sweep(args: list[str]) -> int:
     if found.table and found.table.suffix == ".tex":
         from pixelpart.experiments.common.tables import Table, latex
 
-        atomic_write(found.table, latex([Table("Mean [95 % interval], budget in 1/255", head, means)]))
+        atomic_write(found.table, latex([Table("Mean [95 % interval], budget in 1/255", head, means, table.notes)]))
     elif found.table:
         table.write_csv(found.table)
     states = Counter(row["state"] for row in table)
@@ -98,7 +98,10 @@ def seed_means(jobs: Sequence["Job"], table: "Table", out: Path) -> list[list[st
 
 
 def mean(results: Sequence[tuple[Path, Any]]) -> str:
-    """The mean accuracy of runs, folder and entry of each, with its interval if all have their flags."""
+    """The mean accuracy of runs, folder and entry of each, with its interval if all have their flags.
+
+    A star marks it if one of them has warnings.
+    """
     import numpy as np
 
     from pixelpart.evaluation.store import read_flags
@@ -110,4 +113,5 @@ def mean(results: Sequence[tuple[Path, Any]]) -> str:
     if len(flags) == len(results) and len(set(map(len, flags))) == 1:
         low, high = accuracy_interval(np.stack(flags))
         interval = max(0.0, low / 100), min(1.0, high / 100)
-    return percent(fmean(entry["accuracy"] for _, entry in results), interval)
+    warned = any(entry.get("warnings") for _, entry in results)
+    return percent(fmean(entry["accuracy"] for _, entry in results), interval, warned=warned)

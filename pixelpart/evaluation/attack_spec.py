@@ -62,6 +62,14 @@ class AttackSpec:
         return next((search.norm for search in self.searches.values()), "linf")
 
     @property
+    def bound(self) -> str:
+        """eps 8/255; of both levels of a mask, eps 12/255 and 8/255; in another norm, l2 eps 0.5."""
+        if self.norm != "linf":
+            return f"{self.norm} eps {self.eps:g}"
+        levels = (self.eps, EPS_LOW) if self.kind in THROUGH_MASK else (self.eps,)
+        return f"eps {' and '.join(str(write_fraction(level)) for level in levels)}"
+
+    @property
     def needs_gradient(self) -> bool:
         return self.kind not in GRADIENT_FREE
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.evaluation.entries import Entry
-from pixelpart.runtime.tables import html_table
+from pixelpart.runtime.tables import group_warnings, html_table
 
 FlagArray = NDArray[np.bool_]  # (n,): which samples are classified correctly
 
@@ -95,7 +95,6 @@ class Result:
         """One line per attack, with its seconds or "reused", and a star if there are warnings; then the warnings."""
         lines: list[str] = []
         width = max([12, *map(len, self.outcomes)])
-        warned: dict[str, list[str]] = {}
         for name, outcome in self.outcomes.items():
             low, high = outcome.interval
             spent = "reused" if outcome.reused else f"{outcome.entry['seconds']:.1f} s"
@@ -104,8 +103,7 @@ class Result:
             numbers = f"{outcome.accuracy:7.2%}  {interval:<16}  n = {outcome.n}{of}"
             line = f"{name:<{width}} {numbers}  {spent:>9}"
             lines.append(f"{line} *" if outcome.warnings else line)
-            for warning in outcome.warnings:
-                warned.setdefault(warning, []).append(name)
+        warned = group_warnings((name, outcome.warnings) for name, outcome in self.outcomes.items())
         return "\n".join([*lines, *(f"* {', '.join(names)}: {warning}" for warning, names in warned.items())])
 
     __repr__ = __str__

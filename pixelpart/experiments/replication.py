@@ -74,7 +74,8 @@ def plot(results: Results) -> Figure:
         return plots.intervals(results)
     arms = [arm for arm in results.arms if any(key[0] == arm for key in apart)]
     with plots.style():
-        title = plots.heading(results, intervals=False) + "; filled: the interval excludes 0"
+        filled = "filled: the interval (deviation of seeds assumed) excludes 0"
+        title = f"{plots.heading(results, intervals=False)}; {filled}"
         height = 1.2 + 0.27 * len(arms)
         figure, axes = plots.panels(len(results.columns), width=2.5, height=height, title=title, sharey=True)
         for panel, column in zip(axes, results.columns, strict=True):

@@ -231,5 +231,5 @@ def _run_result(run: ReportedRun, cells: Mapping[str, Measurement]) -> RunResult
         run.config.seed, run.path, {key: 100 * m.accuracy for key, m in cells.items()},
         {key: (100 * m.interval[0], 100 * m.interval[1]) for key, m in cells.items()},
         {key: right for key, right in flags.items() if right is not None}, {}, None, 0.0,
-        max((m.n for m in cells.values()), default=0),
+        max((m.n for m in cells.values()), default=0), {key: [*m.warnings] for key, m in cells.items()},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Warnings, the verdicts of `check`, and accuracy on corrupted images."""
+"""The verdicts of `check`, and accuracy on corrupted images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from pixelpart.evaluation.corruptions import FILE, mean_accuracy
 from pixelpart.evaluation.store import read_flags
 from pixelpart.report.formatting import count, percent
 from pixelpart.report.run import Measurement, Record, ReportedRun
-from pixelpart.report.table import ResultRow
 
 
 class BehaviourRecord(Record):
@@ -41,16 +40,6 @@ class CorruptionRow:
     interval: Sequence[float] | None
     corruptions: str
     lowest: str
-
-
-def group_warnings(table: Sequence[ResultRow]) -> list[tuple[str, list[str]]]:
-    """Every warning about a result in the table, with the runs and attacks it is about."""
-    found: dict[str, dict[str, None]] = {}
-    for row in table:
-        for attack, measurement in row.cells.items():
-            for warning in measurement.warnings:
-                found.setdefault(warning, {})[f"{row.run.label}, {attack}"] = None
-    return [(warning, list(about)) for warning, about in found.items()]
 
 
 def corruption_rows(run: ReportedRun) -> list[CorruptionRow]:

@@ -116,7 +116,8 @@ def read_markdown(text: str) -> tuple[str, list[MarkdownTable], list[str]]:
         title, *lines = part.splitlines()
         rows = [_cells(line) for line in lines if line.startswith("|")]
         tables.append(MarkdownTable(title, rows[0] if rows else [], rows[2:]))
-    return " ".join(lead), tables, [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
+    notes = [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
+    return " ".join(lead), tables, list(dict.fromkeys(notes))  # the same note may be below several tables
 
 
 def _cells(line: str) -> list[str]:

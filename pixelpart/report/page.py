@@ -18,6 +18,7 @@ from pixelpart.report.experiment import experiment_content, experiments_content
 from pixelpart.report.explanation import NO_PICTURES
 from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.report.sweep import sweep_content
+from pixelpart.runtime.tables import group_warnings
 
 HERE = Path(__file__).parent
 
@@ -93,7 +94,9 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         "summary": comparisons.summary(rows, found),
         "attacks": table.columns(runs),
         "rows": rows,
-        "warnings": checks.group_warnings(rows),
+        "warnings": group_warnings(
+            (f"{row.run.label}, {attack}", m.warnings) for row in rows for attack, m in row.cells.items()
+        ),
         "checked": [(run, check) for run in runs if (check := run.read_record("check.json", SCHEMA, CheckRecord))],
         "corrupted": [row for run in runs for row in checks.corruption_rows(run)],
         "about_models": f"{comparisons.ABOUT_MODELS} {comparisons.ABOUT_SEEDS}",

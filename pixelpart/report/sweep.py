@@ -9,6 +9,7 @@ from pixelpart.report import commands, comparisons, table
 from pixelpart.report.arms import ArmResults, Fields, ReportedArm, by_method, collect, name_by_fields, varying
 from pixelpart.report.formatting import count, describe_data, enumerate_words
 from pixelpart.report.run import ReportedRun, read_runs, shared_settings
+from pixelpart.runtime.tables import group_warnings
 from pixelpart.sweeps.work import JobFiles, last_line
 
 
@@ -33,6 +34,9 @@ def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, 
         for run in arm.runs:
             run.label, run.place = f"{arm.label} seed={run.config.seed}", arm.place
     runs = [run for arm in found.arms for run in arm.runs]
+    results = {
+        run: result for arm in found.arms for run, result in zip(arm.runs, found.results.runs[arm.label], strict=True)
+    }
     return {
         "arms": [(arm, arm_cells(found, arm)) for arm in found.arms],
         "columns": list(found.columns.values()),
@@ -43,11 +47,13 @@ def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, 
         "run_pairs": [],
         "runs": runs,
         "fields_of": {run: fields[run.path] for run in runs},
-        "values_of": {
-            run: result.values
-            for arm in found.arms
-            for run, result in zip(arm.runs, found.results.runs[arm.label], strict=True)
-        },
+        "values_of": {run: result.values for run, result in results.items()},
+        "warnings_of": {run: result.warnings for run, result in results.items()},
+        "warnings": group_warnings(
+            (f"{run.label}, {found.columns[key].name}", warnings)
+            for run, result in results.items()
+            for key, warnings in result.warnings.items()
+        ),
         "commands": {run: commands.run_commands(run, table.result_rows(run)) for run in runs},
         "panels": curves.draw_panels(runs),
         "measured": curves.measured_on(runs),
@@ -72,13 +78,14 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 
 def arm_cells(found: ArmResults, arm: ReportedArm) -> dict[str, dict[str, Any]]:
-    """Mean and interval, as fractions, and the number of seeds, by the key of the column."""
+    """Mean and interval, as fractions, number of seeds and warnings, by the key of the column."""
     cells = {key: found.cell(arm, column) for key, column in found.columns.items()}
     return {
         key: {
             "mean": cell.mean / 100,
             "interval": [end / 100 for end in cell.interval] if cell.interval else None,
             "seeds": len(cell.values),
+            "warnings": cell.warnings,
         }
         for key, cell in cells.items()
         if cell

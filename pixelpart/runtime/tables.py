@@ -1,4 +1,4 @@
-"""Small tables: as text, and as HTML for notebooks."""
+"""Small tables: as text, as HTML for notebooks, and the warnings below them."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,6 +10,15 @@ def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)
+
+
+def group_warnings(found: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """The results that each warning is about, by its text; `found` are names of results with their warnings."""
+    grouped: dict[str, dict[str, None]] = {}
+    for name, warnings in found:
+        for warning in warnings:
+            grouped.setdefault(warning, {})[name] = None
+    return {warning: list(names) for warning, names in grouped.items()}
 
 
 def html_table(rows: Iterable[Sequence[object]], *, head: Sequence[str] = (), notes: Iterable[str] = ()) -> str:

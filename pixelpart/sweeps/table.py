@@ -1,21 +1,27 @@
 """The table of a sweep: a row per job, with the fields that differ, accuracies, intervals and seconds."""
 
+import contextlib
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pixelpart.config import Config, flat
+from pixelpart.config import Config, flat, write_fraction
+from pixelpart.errors import UserError
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder, mean_budget
-from pixelpart.runtime.tables import text_table
+from pixelpart.runtime.tables import group_warnings, text_table
 from pixelpart.sweeps.identity import unused
 from pixelpart.sweeps.work import Job
 
+if TYPE_CHECKING:
+    from pixelpart.evaluation.attack_spec import AttackSpec
+
 Row = dict[str, Any]
 NOT_SHOWN = ("recipe", "keep", "schema_version")
+ABOUT = (" low", " high", " n", " eps", " warnings")  # ends of the columns about an accuracy
 
 
 class Table(list[Row]):
@@ -25,27 +31,70 @@ class Table(list[Row]):
         text = io.StringIO()
         writer = csv.DictWriter(text, list(self[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self)
+        for row in self:
+            writer.writerow({name: "; ".join(v) if isinstance(v, list) else v for name, v in row.items()})
         atomic_write(path, text.getvalue())
 
     def __str__(self) -> str:
-        """The columns that are not empty everywhere, accuracies with their intervals in %."""
+        """The columns that are not empty everywhere, accuracies with their intervals in %; then the notes."""
+        hidden = ("checkpoint", "split")
         names = [
-            n for n in self[0] if not n.endswith((" low", " high")) and any(row[n] not in (None, "") for row in self)
+            n
+            for n in self[0]
+            if n not in hidden and not n.endswith(ABOUT) and any(row[n] not in (None, "") for row in self)
         ]
-        return text_table(names, [[_shown(row, name) for name in names] for row in self])
+        return "\n".join([text_table(names, [[_shown(row, name) for name in names] for row in self]), *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """How the accuracies were measured, and the warnings about those with a star."""
+        attacks = [name for name in self[0] if f"{name} low" in self[0]]
+        sizes = [row[f"{name} n"] for row in self for name in attacks if row[name] is not None]
+        about = describe_conditions(attacks, sizes, split=self[0]["split"], checkpoint=self[0]["checkpoint"])
+        warned = group_warnings((name, row[f"{name} warnings"]) for name in attacks for row in self)
+        stars = [f"* {', '.join(names)}: {warning}" for warning, names in warned.items()]
+        return [about, *stars] if about else []
 
 
 def _shown(row: Row, name: str) -> str:
     value = row[name]
     if value is not None and f"{name} low" in row:
-        return percent(value, (row[f"{name} low"], row[f"{name} high"]))
+        return percent(value, (row[f"{name} low"], row[f"{name} high"]), warned=bool(row[f"{name} warnings"]))
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def percent(accuracy: float, interval: tuple[float, float] | None) -> str:
-    """28.00% [17.47%, 41.67%]."""
-    return f"{accuracy:.2%}" + ("" if interval is None else " [{:.2%}, {:.2%}]".format(*interval))
+def percent(accuracy: float, interval: tuple[float, float] | None, *, warned: bool = False) -> str:
+    """28.00% [17.47%, 41.67%]; with a star at the end if there are warnings."""
+    return f"{accuracy:.2%}" + ("" if interval is None else " [{:.2%}, {:.2%}]".format(*interval)) + "*" * warned
+
+
+def describe_conditions(columns: Sequence[str], sizes: Iterable[int], *, split: str, checkpoint: str = "") -> str:
+    """attacks at eps 8/255; n = 500 test images; best checkpoint.
+
+    `columns` are attacks, by name if their eps differ or other columns are among them; `sizes` are the numbers of
+    images of all results. "" without any.
+    """
+    if not (known := sorted(set(sizes))):
+        return ""
+    bounds: dict[str, list[str]] = {}
+    for name, spec in attack_specs(columns).items():
+        bounds.setdefault(spec.bound, []).append(name)
+    named = len(bounds) > 1 or {"natural", *attack_specs(columns)} < {"natural", *columns}
+    parts = [f"{', '.join(names) if named else 'attacks'} at {bound}" for bound, names in bounds.items()]
+    n = f"{known[0]:,}" + f" to {known[-1]:,}" * (len(known) > 1)
+    parts.append(f"n = {n} {split} images")
+    return "; ".join([*parts, *[f"{checkpoint} checkpoint"] * bool(checkpoint)])
+
+
+def attack_specs(columns: Iterable[str]) -> "dict[str, AttackSpec]":
+    """The attacks among the columns, by name, without natural."""
+    from pixelpart.evaluation.attack_spec import parse_attack
+
+    found = {}
+    for name in columns:
+        with contextlib.suppress(UserError):
+            found[name] = parse_attack(name)
+    return {name: spec for name, spec in found.items() if spec.kind != "natural"}
 
 
 def differing(jobs: Sequence[Job]) -> list[Row]:
@@ -107,8 +156,12 @@ def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:
 
 
 def results(job: Job, folder: Path | None) -> Row:
-    """epochs, mean budget after burn-in in 1/255, for each attack its accuracy with its interval's ends, seconds."""
+    """epochs, mean budget after burn-in in 1/255, checkpoint and split, what was measured under each attack, seconds.
+
+    For an attack: its accuracy, the ends of the interval, the number of images, eps (but of natural), and warnings.
+    """
     found: Row = {}
+    specs = attack_specs(job.attacks)
     problems: list[str] = []
     metrics = RunFolder(folder).read_metrics(problems) if folder else []
     seconds = math.nan if problems else sum(row["seconds"] for row in metrics)
@@ -117,8 +170,13 @@ def results(job: Job, folder: Path | None) -> Row:
         entry = find_entry(job, attack, folder) or {}
         low, high = entry.get("interval", (None, None))
         found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
+        found[f"{attack} n"] = entry.get("n")
+        if attack in specs:
+            found[f"{attack} eps"] = write_fraction(specs[attack].eps)
+        found[f"{attack} warnings"] = entry.get("warnings", [])
         seconds += entry.get("seconds", 0.0)
     done = {"epochs": metrics[-1]["epoch"] if metrics else 0, "budget": None if budget is None else round(budget, 2)}
+    done |= {"checkpoint": job.checkpoint, "split": job.split}
     return {**done, **found, "seconds": round(seconds, 1)}
 
 

@@ -10,6 +10,7 @@ from command_line import mistake
 from pixelpart import recipes
 from pixelpart.cli.main import main
 from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.store import sealed
 from pixelpart.files import exclusive_lock
 from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.run import read_runs
@@ -68,17 +69,17 @@ def test_accuracies_are_printed_in_percent_with_intervals_and_the_mean_of_each_a
     assert all(0 <= row["natural"] <= 1 for row in rows)
     for cells, row in zip(shown[1:5], rows, strict=True):
         low, high = wilson(round(40 * row["natural"]), 40)
-        assert cells[5] == f"{100 * row['natural']:.2f}% [{100 * low:.2f}%, {100 * high:.2f}%]"
-    assert shown[6] == ["mean over seeds", "seeds", "budget", "natural"]
-    for (arm, seeds, budget, mean), eps in zip(shown[7:9], ("4/255", "8/255"), strict=True):
+        star = "*" * bool(row["natural warnings"])
+        assert cells[5] == f"{100 * row['natural']:.2f}% [{100 * low:.2f}%, {100 * high:.2f}%]{star}"
+    means = shown.index(["mean over seeds", "seeds", "budget", "natural"])
+    for (arm, seeds, budget, mean), eps in zip(shown[means + 1 : means + 3], ("4/255", "8/255"), strict=True):
         group = [row for row in rows if row["eps"] == eps]
         runs = [tmp_path / "sweeps/grid/runs" / row["run"] for row in group]
         found = collect(find_arms(read_runs(runs)))
         cell = found.cell(found.arms[0], found.columns["natural"])
         assert (arm, seeds, budget) == (f"eps={eps}", "2", f"{eps[0]}.00")
-        assert mean == f"{100 * fmean(row['natural'] for row in group):.2f}% [{{:.2f}}%, {{:.2f}}%]".format(
-            *cell.interval
-        )
+        ends = "[{:.2f}%, {:.2f}%]".format(*cell.interval) + "*" * any(row["natural warnings"] for row in group)
+        assert mean == f"{100 * fmean(row['natural'] for row in group):.2f}% {ends}"
     assert main(["sweep", str(grid("seed = [0]")), "--device", "cpu", "--quiet"]) == 0
     assert "mean over seeds" not in capsys.readouterr().out
 
@@ -97,6 +98,28 @@ def test_a_tex_table_has_a_row_for_each_arm(grid, tmp_path, capsys):
     assert lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")] == [
         " & ".join(cell.replace("%", r"\%") for cell in mean) + r" \\"
     ]
+
+
+def test_a_collapsed_arm_is_marked_in_the_table_in_the_means_and_in_the_tex_file(grid, tmp_path, capsys):
+    path = grid("seed = [0, 1]\n'optim.lr' = [0.01, 0.02]")
+    assert main(["sweep", str(path), "--device", "cpu", "--quiet", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    for row in rows:  # one seed of the second arm
+        file = tmp_path / "sweeps/grid/runs" / row["run"] / "eval.json"
+        content = json.loads(file.read_text())
+        warnings = ["all images are predicted as class 2"] * (row["seed"] == 1 and row["optim.lr"] == 0.02)
+        content["entries"] = [sealed(entry | {"warnings": warnings}) for entry in content["entries"]]
+        file.write_text(json.dumps(content))
+    assert main(["sweep", str(path), "--status", "--table", "table.tex"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["%]*" in line for line in lines[1:5]] == [False, False, False, True]
+    notes = ["n = 40 test images; best checkpoint", "* natural: all images are predicted as class 2"]
+    assert lines[5:7] == notes
+    assert ["%]*" in line for line in lines[9:11]] == [False, True]
+    text = (tmp_path / "table.tex").read_text()
+    assert text.count(r"\%]* \\") == 1
+    below = [r"\end{tabular}", "", r"{\footnotesize", *(rf"{note}\par" for note in notes), "}"]
+    assert text.splitlines()[-len(below) :] == below
 
 
 def test_failed_arm_is_exit_code_1(grid, capsys):

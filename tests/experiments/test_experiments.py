@@ -264,7 +264,7 @@ def test_runs_of_other_experiments_are_found_with_their_seeds_unless_the_number_
         return [cell.strip() for cell in line.split("|")[2:]]
 
     found = row()
-    assert (found[0], "seed" in found[3], found[4].endswith("], seed 0")) == (
+    assert (found[0], "seed" in found[3], found[4].endswith("]*, seed 0")) == (
         "seeds 0, 1",
         False,
         True,
@@ -291,6 +291,15 @@ def test_an_accuracy_on_fewer_images_than_others_is_left_out(tmp_path):
     write_run(tmp_path, flags, interval=[0.5, 1.0])
     found = read_run(Job(Config()), tmp_path, [*flags])
     assert (found.values, found.n) == ({"natural": 100.0, "pgd20": 100.0}, 60)
+
+
+def test_warnings_of_results_are_read_with_them(tmp_path):
+    right = np.ones(60, bool)
+    write_run(tmp_path, {"natural": right}, interval=[0.5, 1.0])
+    write_run(tmp_path, {"pgd20": right}, interval=[0.5, 1.0], warnings=["gradients are zero"])
+    assert read_run(Job(Config()), tmp_path, ["natural", "pgd20"]).warnings == {
+        "natural": [], "pgd20": ["gradients are zero"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every experiment writes its table, its JSON and its figure, from made-up runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from pixelpart import experiments
 from pixelpart.comparison.frontier import Distance
 from pixelpart.data.corruptions import CORRUPTIONS
-from pixelpart.experiments.common import distances
+from pixelpart.experiments.common import distances, plots
 from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.common.results import RunResult
 from pixelpart.experiments.common.tables import Table, all_tables, latex, markdown
@@ -103,6 +104,78 @@ def test_latex_of_a_table_escapes_what_latex_reads():
         r"\bottomrule",
         r"\end{tabular}",
     ]
+    assert replace(table, notes=["a_b < 1, -.3"]).latex().splitlines()[-4:] == [
+        "", r"{\footnotesize", r"a\_b $<$ 1, $-$.3\par", "}",
+    ]  # fmt: skip
+
+
+def collapsed(tmp_path, name="table1"):
+    """Made-up results in which one run of AT has a warning about PGD-20."""
+    own = load(name)
+    runner = Runner(name, own, own.scales["paper"], tmp_path, range(100, 102), settings={"device": "cpu"})
+    results = made_up(runner, own.arms(runner.scale))
+    results.runs["AT"][1].warnings["pgd20"] = ["one class_3"]
+    return results
+
+
+def test_results_with_warnings_have_a_star_and_a_note_in_all_files(tmp_path):
+    results = collapsed(tmp_path)
+    tables = all_tables(results)
+    mean, minus, apart = ({row[0]: row for row in table.rows} for table in tables)
+    column = tables[0].head.index("pgd20")
+    assert mean["AT"][column].endswith("]*")
+    assert minus["AT"][2].endswith("]*")
+    assert apart["PART s=1 - AT"][tables[2].head.index("pgd20")].endswith("]*")
+    assert sum("*" in cell for table in tables for row in table.rows for cell in row) == 4
+    assert [table.notes[-1] for table in tables] == ["(*) pgd20: one class_3"] * 3
+    assert markdown(results, tables).count("- (*) pgd20: one class_3\n") == 3
+    assert latex(tables).count("(*) pgd20: one class\\_3\\par\n}") == 3
+    content = results.as_json()
+    assert content["arms"]["AT"]["cells"]["pgd20"]["warnings"] == ["one class_3"]
+    assert content["arms"]["AT"]["cells"]["natural"]["warnings"] == []
+    claims = [(claim["arm"], claim["column"]) for claim in content["claims"] if claim["warnings"]]
+    assert claims == [("PART s=1", "pgd20"), ("PART s=10", "pgd20")]
+
+
+def test_a_mean_over_corruptions_has_the_warnings_of_its_corruptions(tmp_path):
+    results = collapsed(tmp_path, "corruptions")
+    results.runs["AT"][0].warnings["fog-1"] = ["fog"]
+    load("corruptions").analyse(results, None)
+    assert results.cell("AT", "severity 1").warnings == ["fog"]
+    assert results.cell("AT", "all severities - natural").warnings == ["fog"]
+    assert results.cell("MART", "severity 1").warnings == []
+
+
+def test_tables_and_json_say_at_which_eps_and_on_which_images_attacks_were_run(tmp_path):
+    results = collapsed(tmp_path)
+    about = "attacks at eps 8/255; n = 200 test images; last checkpoint"
+    assert all_tables(results)[0].notes[0] == about
+    content = results.as_json()
+    assert (content["checkpoint"], content["split"], content["eps"]["pgd20"]) == ("last", "test", 8 / 255)
+    assert content["eps"].keys() == {"pgd20", "mma20", "autoattack"}
+
+
+def test_the_heading_of_a_figure_has_eps_images_and_what_the_intervals_are_over(tmp_path):
+    results = collapsed(tmp_path)
+    attacked = "attacks at eps 8/255; n = 200 test images"
+
+    def lines():
+        return plots.heading(results).splitlines()[1:]
+
+    assert lines() == ["cifar10, 2 seeds, 95 % intervals over seeds and images", attacked]
+    assert plots.heading(results, intervals=False).splitlines()[1:] == ["cifar10, 2 seeds", attacked]
+    results.runs["AT"].pop()
+    assert lines()[0].endswith("1 to 2 seeds, 95 % intervals over images, and over seeds where there are several")
+    results.runs = {arm: runs[:1] for arm, runs in results.runs.items()}
+    assert lines()[0] == "cifar10, 1 seed, 95 % intervals over images"
+
+
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_notes_of_an_experiment_are_paragraphs_of_table_tex_in_characters_that_latex_has(name):
+    notes = load(name).notes
+    text = latex([], notes)
+    assert text.count("\\par\n") == len(notes)
+    assert text.isascii()
 
 
 def test_a_share_of_broken_images_is_not_called_an_accuracy(tmp_path):

@@ -95,6 +95,11 @@ def test_tables_survive_markdown():
     assert read_markdown("") == ("", [], [])
 
 
+def test_notes_below_tables_are_listed_once():
+    tables = [Table(title, ["x"], [["1*"]], notes) for title, notes in (("A", ["(*) x: y"]), ("B", ["(*) x: y", "z"]))]
+    assert read_markdown("\n\n".join([*map(str, tables), "- w"]))[2] == ["(*) x: y", "z", "w"]
+
+
 def test_mistakes_are_one_line(experiment, measured, tmp_path):
     folder, run = experiment(), measured("run", {"natural": np.arange(100) < 50})
     (tmp_path / "broken").mkdir()

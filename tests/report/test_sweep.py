@@ -62,6 +62,20 @@ def test_arms_are_compared_with_all_their_seeds_and_shared_settings_are_listed_o
     assert not {"seed", "eps_low"} & set(names)
 
 
+def test_results_with_warnings_have_a_star_at_the_mean_and_at_the_run(measured, page):
+    warning = "all 100 images examined are predicted as class 3"
+    results = {"natural": np.arange(100) < 10, "pgd20": np.arange(100) < 10}
+    for seed in range(2):
+        folder = measured(f"grid/runs/{seed:016d}", results, config=config(seed), warnings=[warning] * seed)
+    found = page(folder.parent.parent)
+    assert [arm[1].split(" to ")[0] for arm in cells(found.all("table", "results")[0])[1:]] == ["10.00 %* 0.00"]
+    assert [run[-2:] for run in cells(found.all("table", "grid")[0])[1:]] == [["10.00", "10.00"], ["10.00*", "10.00*"]]
+    (shown,) = found.all("ul", "warnings")
+    label = "shapes-part seed=1"
+    assert shown.text.strip() == f"{warning} ({label}, natural; {label}, PGD-20 at 8/255)"
+    assert found.all("h3")[-1].attrs["id"] == "warnings"
+
+
 def test_page_of_a_sweep_is_self_contained(sweep, page, tmp_path):
     found = page(sweep)
     text = (tmp_path / "r.html").read_text()

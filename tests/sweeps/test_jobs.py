@@ -76,15 +76,21 @@ def test_row_of_a_run(job, quiet, tmp_path):
     low, high = entries["natural"]["interval"]
     assert first == {
         "run": jobs[0].id, "seed": 0, "mask.rule": "mean", "burn_in.epochs": 1, "epochs": 3, "budget": budget,
+        "checkpoint": "best", "split": "test",
         "natural": entries["natural"]["accuracy"], "natural low": low, "natural high": high,
+        "natural n": entries["natural"]["n"], "natural warnings": entries["natural"]["warnings"],
         "pgd2": entries["pgd2"]["accuracy"], "pgd2 low": entries["pgd2"]["interval"][0],
-        "pgd2 high": entries["pgd2"]["interval"][1], "seconds": round(seconds, 1),
+        "pgd2 high": entries["pgd2"]["interval"][1], "pgd2 n": entries["pgd2"]["n"], "pgd2 eps": "8/255",
+        "pgd2 warnings": entries["pgd2"]["warnings"], "seconds": round(seconds, 1),
     }  # fmt: skip
     assert (second["natural"], second["epochs"]) == (None, 0)
     Table([first, second]).write_csv(tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text().splitlines()
-    assert lines[0].startswith("run,seed,mask.rule,burn_in.epochs,epochs,budget,natural,natural low,natural high,pgd2")
-    assert lines[2].startswith(f"{jobs[1].id},1,none,0,0,,,,,")
+    assert lines[0] == (
+        "run,seed,mask.rule,burn_in.epochs,epochs,budget,checkpoint,split,natural,natural low,natural high,natural n,"
+        "natural warnings,pgd2,pgd2 low,pgd2 high,pgd2 n,pgd2 eps,pgd2 warnings,seconds"
+    )
+    assert lines[2] == f"{jobs[1].id},1,none,0,0,,best,test,,,,,,,,,,8/255,,0.0"
 
 
 def test_failed_job_stops_no_other_and_is_tried_again(job, quiet, tmp_path):

@@ -14,7 +14,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.experiments.common.paper import Numbers
 from pixelpart.experiments.common.results import Pairs, Results, read_run
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
-from pixelpart.experiments.common.tables import Table, all_tables, latex, markdown
+from pixelpart.experiments.common.tables import Table, all_tables, general_notes, latex, markdown
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
@@ -187,7 +187,7 @@ class Runner:
         return Results(
             self.name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
             own.paper(self.scale), own.baselines(arms), {label: self.requested(label) for label in arms},
-            notes=list(own.notes),
+            notes=list(own.notes), split=own.split, checkpoint=own.checkpoint,
         )  # fmt: skip
 
     def more(self, arms: Arms, **request: Any) -> Results:
@@ -245,7 +245,7 @@ def run_experiment(
     text = markdown(results, tables)
     atomic_write(folder / "result.json", json.dumps(results.as_json(), indent=2, allow_nan=False) + "\n")
     atomic_write(folder / "table.md", text)
-    atomic_write(folder / "table.tex", latex(tables))
+    atomic_write(folder / "table.tex", latex(tables, general_notes(results)))
     figure = experiment.plot(results)
     figure.savefig(folder / "figure.png", dpi=150, metadata={"Software": None})
     figure.savefig(folder / "figure.pdf", metadata={"CreationDate": None})

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pixelpart.experiments.common.results import Cell, Results, shown_name
+from pixelpart.sweeps.table import describe_conditions
 
 COLOURS = ("#1f5fa8", "#b8480f", "#0d7468", "#7a3fb0", "#86650a", "#b02568", "#4b721b", "#55606e")
 INK, FAINT = "#222222", "#8a8f98"
@@ -56,11 +57,23 @@ def calm(axes: Axes) -> None:
 
 
 def heading(results: Results, *, intervals: bool = True) -> str:
+    """Title, scale, seeds and what the intervals are over; on a line below, the attacks' eps and the images."""
     what = results.number[:1].upper() + results.number[1:] + ": " if results.number != "-" else ""
     where = {"demo": f"demo scale ({results.data}, few epochs)", "paper": results.data}[results.scale]
     seeds = {len(runs) for runs in results.runs.values() if runs} or {0}
     several = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)}))
-    return f"{what}{results.title}\n{where}, {several} seed{'s' * (several != '1')}{', 95 % intervals' * intervals}"
+    over = f", 95 % intervals over {_intervals_over(results, seeds)}" if intervals else ""
+    runs = f"{where}, {several} seed{'s' * (several != '1')}{over}"
+    about = describe_conditions(results.columns, results.sizes, split=results.split)
+    return "\n".join(filter(None, [f"{what}{results.title}", runs, about]))
+
+
+def _intervals_over(results: Results, seeds: set[int]) -> str:
+    if seeds == {1}:
+        return "images"
+    if 1 in seeds:
+        return "images, and over seeds where there are several"
+    return "seeds, of accuracies also over images" if UNITS.keys() & {*results.columns} else "seeds and images"
 
 
 def colour(results: Results, arm: str) -> str:

@@ -1,7 +1,7 @@
 """The results of an experiment's runs, read from their folders: accuracies per arm, intervals, the paper's numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,7 +24,7 @@ from pixelpart.experiments.common.paper import Number, Numbers
 from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 from pixelpart.sweeps.identity import parent_of
-from pixelpart.sweeps.table import find_entry
+from pixelpart.sweeps.table import attack_specs, describe_conditions, find_entry
 from pixelpart.sweeps.work import Job
 
 NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD", "random only": "broken by random only"}
@@ -46,10 +46,12 @@ class RunResult:
     budget: float | None  # mean after burn-in, in 1/255
     seconds: float  # of training
     n: int  # images
+    warnings: dict[str, list[str]] = field(default_factory=dict)  # why a column's value may be unreliable
 
-    def add(self, column: str, per_image: PerImage) -> None:
-        """A column that an experiment derives from others."""
+    def add(self, column: str, per_image: PerImage, *, of: Iterable[str]) -> None:
+        """A column that an experiment derives from others, whose warnings are about it too."""
         self.flags[column], self.values[column] = per_image, 100 * float(per_image.mean())
+        self.warnings[column] = list(dict.fromkeys(w for other in of for w in self.warnings.get(other, [])))
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Cell:
     interval: tuple[float, float] | None
     paper: Number | None = None
     minus_paper: tuple[float, float, float] | None = None  # with its interval
+    warnings: list[str] = field(default_factory=list)  # of any seed
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Claim:
     ours: tuple[float, float, float] | None  # in points
     paper: float | None
     seeds: list[int]  # that both have, with flags
+    warnings: list[str] = field(default_factory=list)  # of either arm
 
 
 @dataclass
@@ -93,6 +97,18 @@ class Results:
     requested: dict[str, int]  # seeds of each arm
     analysis: dict[str, Any] = field(default_factory=dict)  # JSON of the experiment's own analysis
     notes: list[str] = field(default_factory=list)
+    split: str = "test"
+    checkpoint: str = "last"
+
+    @property
+    def sizes(self) -> set[int]:
+        """The numbers of images of all runs that have results of attacks."""
+        return {run.n for runs in self.runs.values() for run in runs if run.n}
+
+    @property
+    def conditions(self) -> str:
+        """attacks at eps 8/255; n = 500 test images; last checkpoint."""
+        return describe_conditions(self.columns, self.sizes, split=self.split, checkpoint=self.checkpoint)
 
     @property
     def complete(self) -> bool:
@@ -112,7 +128,13 @@ class Results:
         values = [run.values[column] for run in runs]
         mean = fmean(values)
         apart = minus_paper(mean, len(values), column, paper) if self.scale == "paper" else None
-        return Cell([run.seed for run in runs], values, mean, _interval(runs, column), paper, apart)
+        seeds = [run.seed for run in runs]
+        return Cell(seeds, values, mean, _interval(runs, column), paper, apart, _warnings(runs, column))
+
+    def cells(self) -> list[tuple[str, str, Cell]]:
+        """Arm, column and cell, where there is one."""
+        found = [(arm, column, self.cell(arm, column)) for arm in self.arms for column in self.columns]
+        return [(arm, column, cell) for arm, column, cell in found if cell]
 
     def flags(self, arm: str, column: str) -> PerImage:
         """(seeds, images)."""
@@ -124,7 +146,7 @@ class Results:
 
     def claim(self, arm: str, baseline: str, column: str) -> Claim:
         """On the seeds for which both have flags."""
-        groups = (self.runs[label] for label in (arm, baseline))
+        groups = [self.runs[label] for label in (arm, baseline)]
         ours, theirs = ({run.seed: run.flags[column] for run in runs if column in run.flags} for runs in groups)
         seeds, found = [seed for seed in ours if seed in theirs], None
         if len({len(side[seed]) for side in (ours, theirs) for seed in seeds}) == 1:  # images
@@ -133,13 +155,15 @@ class Results:
         numbers = [self.paper.get(label, {}).get(name) for label in (arm, baseline)]
         known = [number[0] for number in numbers if number]
         papers = known[0] - known[1] if len(known) == 2 else None
-        return Claim(arm, baseline, column, found, papers, seeds)
+        warnings = _warnings([run for runs in groups for run in runs if run.seed in seeds], column)
+        return Claim(arm, baseline, column, found, papers, seeds, warnings)
 
     def as_json(self) -> dict[str, Any]:
         cells = {arm: {column: self.cell(arm, column) for column in self.columns} for arm in self.arms}
         return {
             "experiment": self.name, "title": self.title, "number": self.number, "scale": self.scale,
-            "data": self.data, "columns": self.columns,
+            "data": self.data, "columns": self.columns, "split": self.split, "checkpoint": self.checkpoint,
+            "eps": {name: spec.eps for name, spec in attack_specs(self.columns).items()},
             "arms": {
                 arm: {
                     "config": self.configs[arm].hash(),
@@ -158,6 +182,10 @@ class Results:
         }  # fmt: skip
 
 
+def _warnings(runs: Sequence[RunResult], column: str) -> list[str]:
+    return list(dict.fromkeys(warning for run in runs for warning in run.warnings.get(column, [])))
+
+
 def shown_name(column: str) -> str:
     """pgd20 as PGD-20."""
     kind = column.rstrip("0123456789")
@@ -172,7 +200,7 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
 
     Accuracies on fewer images than others are left out: a row of a table has one number of images.
     """
-    values, intervals, flags = dict[str, float](), dict[str, tuple[float, float]](), {}
+    values, intervals, flags, warnings = dict[str, float](), dict[str, tuple[float, float]](), {}, {}
     measures = {path.stem: _measured(path) for path in sorted(folder.glob("measures/*.json"))}
     numbers, ends = ({k: v for one in measures.values() for k, v in one.get(key, {}).items()} for key in MEASURED)
     corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
@@ -183,6 +211,7 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
             values[column] = 100 * entry["accuracy"]
             low, high = entry["interval"]
             intervals[column] = 100 * low, 100 * high
+            warnings[column] = entry.get("warnings", [])
             if (right := read_flags(folder, entry)) is not None:
                 flags[column] = right
         elif not entry and numbers.get(column) is not None:
@@ -192,7 +221,7 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     budgets = [row["budget_mean"] for row in rows if row["epoch"] > job.config.burn_in.epochs]
     budget = 255 * fmean(budgets) if budgets else None
     seconds = sum(row["seconds"] for row in rows)
-    return RunResult(job.config.seed, folder, values, intervals, flags, measures, budget, seconds, n)
+    return RunResult(job.config.seed, folder, values, intervals, flags, measures, budget, seconds, n, warnings)
 
 
 def _measured(path: Path) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pixelpart.experiments.common.results import Cell, Results, mean_of
+from pixelpart.runtime.tables import group_warnings
 
 SEED_NOTE = "One seed a side compares two models, not two methods."
+PAPER_NOTE = "The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable."
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "%&_#${}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "√": r"$\surd$"}
@@ -21,18 +23,29 @@ class Table:
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         rows = [[cell.replace("|", r"\|") for cell in cells] for cells in (self.head, *self.rows)]
         lines = [f"| {' | '.join(cells)} |" for cells in rows]
-        return "\n".join([f"## {self.title}", "", lines[0], "|" + "---|" * len(self.head), *lines[1:]])
+        lines = [f"## {self.title}", "", lines[0], "|" + "---|" * len(self.head), *lines[1:]]
+        return "\n".join([*lines, *([""] if self.notes else []), *(f"- {note}" for note in self.notes)])
 
     def latex(self) -> str:
-        """A tabular with the rules of booktabs."""
-        cells = [[MINUS.sub("$-$", cell.translate(LATEX)) for cell in row] for row in (self.head, *self.rows)]
+        """A tabular with the rules of booktabs, and below it the notes."""
+        cells = [[_latex(cell) for cell in row] for row in (self.head, *self.rows)]
         head, *rows = [" & ".join(row) + r" \\" for row in cells]
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}", r"\toprule", head, r"\midrule", *rows]
-        return "\n".join([f"% {self.title}", *lines, r"\bottomrule", r"\end{tabular}"])
+        return "\n".join([f"% {self.title}", *lines, r"\bottomrule", r"\end{tabular}", *latex_notes(self.notes)])
+
+
+def _latex(text: str) -> str:
+    return MINUS.sub("$-$", text.translate(LATEX))
+
+
+def latex_notes(notes: Sequence[str]) -> list[str]:
+    """A small paragraph for each note, after an empty line, which ends the line of the tabular."""
+    return ["", r"{\footnotesize", *(rf"{_latex(note)}\par" for note in notes), "}"] if notes else []
 
 
 def all_tables(results: Results, more: Sequence[Table] = ()) -> list[Table]:
@@ -40,22 +53,31 @@ def all_tables(results: Results, more: Sequence[Table] = ()) -> list[Table]:
     return [*([accuracies(results), *minus_paper(results), *claims(results)] if results.runs else []), *more]
 
 
-def latex(tables: Sequence[Table]) -> str:
-    """The whole of table.tex."""
-    return "\n\n".join(["% needs \\usepackage{booktabs}", *(table.latex() for table in tables)]) + "\n"
+def latex(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
+    """The whole of table.tex; `notes` are about all tables."""
+    parts = ["% needs \\usepackage{booktabs}", *(table.latex() for table in tables)]
+    return "\n".join(["\n\n".join(parts), *latex_notes(notes)]) + "\n"
 
 
 def markdown(results: Results, tables: Sequence[Table]) -> str:
     """The whole of table.md."""
     what = f"{results.number}; " if results.number != "-" else ""
     lead = f"{what}scale {results.scale}, {results.data}" if results.runs else what.rstrip("; ")
-    notes = [*results.notes]
-    if any(len(claim.seeds) == 1 for claim in results.claims()):
-        notes.append(SEED_NOTE)
-    if results.scale != "paper" and results.paper and results.runs:
-        notes.append("The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable.")
-    parts = [f"# {results.title}", lead, *map(str, tables), "\n".join(f"- {note}" for note in notes)]
+    notes = "\n".join(f"- {note}" for note in general_notes(results))
+    parts = [f"# {results.title}", lead, *map(str, tables), notes]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def general_notes(results: Results) -> list[str]:
+    """Those about the whole experiment."""
+    if results.scale != "paper" and results.paper and results.runs:
+        return [*results.notes, PAPER_NOTE]
+    return results.notes
+
+
+def star_notes(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """What the stars of a table mean; `found` are columns with the warnings of their cells."""
+    return [f"(*) {', '.join(columns)}: {warning}" for warning, columns in group_warnings(found).items()]
 
 
 def accuracies(results: Results) -> Table:
@@ -72,17 +94,22 @@ def accuracies(results: Results) -> Table:
             row += [text, _paper(cell)] if shown[column] else [text]
         rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
     head = ["arm", "seeds", "n", "budget, 1/255", *_with_paper(shown), "training, s"]
-    return Table("Mean [95 % interval]", head, rows)
+    notes = [*filter(None, [results.conditions]), *star_notes((c, cell.warnings) for _, c, cell in results.cells())]
+    return Table("Mean [95 % interval]", head, rows, notes)
 
 
 def minus_paper(results: Results) -> list[Table]:
     """Ours minus the paper's, where both are there."""
-    found = {(a, c): results.cell(a, c) for a in results.arms for c in results.columns}
-    apart = {key: cell.minus_paper for key, cell in found.items() if cell and cell.minus_paper}
+    apart, warned = dict[tuple[str, str], str](), []
+    for arm, column, cell in results.cells():
+        if cell.minus_paper:
+            apart[arm, column] = signed(*cell.minus_paper) + "*" * bool(cell.warnings)
+            warned.append((column, cell.warnings))
     columns = [c for c in results.columns if any(key[1] == c for key in apart)]
     arms = [arm for arm in results.arms if any(key[0] == arm for key in apart)]
-    rows = [[arm, *(signed(*apart[arm, c]) if (arm, c) in apart else "" for c in columns)] for arm in arms]
-    return [Table("Ours minus the paper's, points [95 % interval]", ["arm", *columns], rows)] if rows else []
+    rows = [[arm, *(apart.get((arm, column), "") for column in columns)] for arm in arms]
+    title = "Ours minus the paper's, points [95 % interval]"
+    return [Table(title, ["arm", *columns], rows, star_notes(warned))] if rows else []
 
 
 def claims(results: Results) -> list[Table]:
@@ -96,12 +123,15 @@ def claims(results: Results) -> list[Table]:
         row = [f"{arm} - {base}", named_seeds(seeds)]
         for column in columns:
             claim = found[arm, base, column]
-            row.append(signed(*claim.ours) + _of_seeds(claim.seeds, seeds) if claim.ours else "")
+            star = "*" * bool(claim.warnings)
+            row.append(signed(*claim.ours) + star + _of_seeds(claim.seeds, seeds) if claim.ours else "")
             if shown[column]:
                 row.append("" if claim.paper is None else f"{claim.paper:+z.2f}")
         rows.append(row)
     head = ["difference", "seeds", *_with_paper(shown)]
-    return [Table("Differences between arms, points [95 % interval]", head, rows)] if rows and columns else []
+    notes = [SEED_NOTE] * any(len(claim.seeds) == 1 for claim in found.values())
+    notes += star_notes((claim.column, claim.warnings) for claim in found.values() if claim.ours)
+    return [Table("Differences between arms, points [95 % interval]", head, rows, notes)] if rows and columns else []
 
 
 def _with_paper(shown: Mapping[str, bool]) -> list[str]:
@@ -127,10 +157,11 @@ def _of_seeds(seeds: Sequence[int], all_seeds: Sequence[int]) -> str:
 
 
 def written(cell: Cell | None) -> str:
-    """83.42 [82.67, 84.14]."""
+    """83.42 [82.67, 84.14]; with a star at the end if there are warnings."""
     if cell is None or math.isnan(cell.mean):
         return ""
-    return number(cell.mean) + (f" [{number(cell.interval[0])}, {number(cell.interval[1])}]" if cell.interval else "")
+    interval = f" [{number(cell.interval[0])}, {number(cell.interval[1])}]" if cell.interval else ""
+    return number(cell.mean) + interval + "*" * bool(cell.warnings)
 
 
 def signed(estimate: float, low: float, high: float) -> str:
