@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, first_image, in_dtype_of, project
-from pixelpart.errors import choose
+from pixelpart.errors import UserError, choose
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
 from pixelpart.view.borrow import FrozenView, borrowed
@@ -45,6 +45,8 @@ def pgd(
         if not y.is_floating_point():
             y = net(x) if loss_of is kl else y.long()
         first = first_image(x, budget, start=start, generator=generator)
+        if not isinstance(loss, str) and not isinstance(model, FrozenView):
+            check_loss(loss_of, net(first), y)
         return run_steps(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
 
 
@@ -66,6 +68,16 @@ def run_steps(
     for _ in range(steps):
         x_adv = (ascend or signed_step)(net, x_adv, x, y.detach(), budget, loss_of, step_size)
     return x_adv
+
+
+def check_loss(loss_of: SampleLoss, logits: Logits, y: Labels | Logits) -> None:
+    """A UserError that names the function unless it returns a finite number for each row of finite logits."""
+    loss, name = loss_of(logits, y), getattr(loss_of, "__name__", repr(loss_of))
+    if not isinstance(loss, Tensor) or loss.shape not in ((len(logits),), ()):
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise UserError(f"the loss {name} returned {found}; it must return one number per image, ({len(logits)},)")
+    if type(loss) is Tensor and (count := int((logits.isfinite().all(1) & ~loss.isfinite()).sum())):
+        raise UserError(f"the loss {name} returned NaN or infinite values for {count} of {len(logits)} images")
 
 
 def total_loss(net: Model, x_adv: Images, y: Labels | Logits, loss_of: SampleLoss) -> Float[Tensor, ""]:

@@ -118,3 +118,33 @@ def test_a_precision_that_the_model_does_not_support_is_refused(make_net, make_b
     for attack in (pgd, mma):
         with pytest.raises(UserError, match="the model cannot be computed in bf16, choose fp32: "):
             attack(half, x, y, budget, step_size=0.1, steps=1, search="bf16")
+
+
+def per_class(logits, y):
+    return logits
+
+
+def nan_at_class_0(logits, y):
+    return torch.where(y == 0, torch.nan, -logits[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (per_class, r"the loss per_class returned shape \(4, 5\); it must return one number per image, \(4,\)"),
+        (nan_at_class_0, "the loss nan_at_class_0 returned NaN or infinite values for 2 of 4 images"),
+        (lambda logits, y: 0.0, "the loss <lambda> returned a float"),
+    ],
+)
+def test_a_loss_that_is_not_a_finite_number_per_image_is_named(loss, message, make_net, make_batch):
+    x, _, budget = make_batch()
+    with pytest.raises(UserError, match=message) as caught:
+        pgd(make_net(), x, torch.tensor([0, 1, 0, 2]), budget, step_size=0.1, steps=2, loss=loss)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_of_ones_own_equals_the_named_one_also_as_a_sum(make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+    expected = pgd(net, x, y, budget, step_size=0.02, steps=3, loss="margin")
+    for loss in (LOSSES["margin"], lambda logits, y: LOSSES["margin"](logits, y).sum()):
+        assert torch.equal(pgd(net, x, y, budget, step_size=0.02, steps=3, loss=loss), expected)
