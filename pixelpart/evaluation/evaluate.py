@@ -128,7 +128,11 @@ def evaluate(
                     eps=spec.eps,
                     settings=measured.spec.settings,
                     seed=spec.seed,
-                    warnings=warnings[spec.name] + sanity.square_warnings(measured.after_each, len(pictures)),
+                    warnings=[
+                        *warnings[spec.name],
+                        *sanity.square_warnings(measured.after_each, len(pictures)),
+                        *sanity.outside_warnings(measured.outside, measured.attacked),
+                    ],
                     seconds=partial.write_seconds(),
                 )
                 if world.leads:

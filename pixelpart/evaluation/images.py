@@ -40,20 +40,29 @@ class ImageSet:
 
 
 @torch.no_grad()
-def logits_of(model: Model, x: Images) -> Logits:
-    """The model's finite logits (b, k); a UserError if it returns anything else."""
+def logits_of(model: Model, x: Images, kind: str = "images") -> Logits:
+    """The model's finite logits (b, k); a UserError if it returns anything else. `kind` of images, for the message."""
     logits = model(x)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x) or not logits.is_floating_point():
-        found = f"{_dtype(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"the model returned {found} for {len(x)} images; it must return logits ({len(x)}, classes)")
-    if not logits.isfinite().all():
-        raise UserError("the model returned NaN or infinite logits")
+        raise UserError(
+            f"the model returned {_described(logits)} for {len(x)} images; it must return logits ({len(x)}, classes)"
+        )
+    if count := int((~logits.isfinite()).any(1).sum()):
+        raise UserError(f"the model returned NaN or infinite logits for {count} of {len(x)} {kind}")
     return logits
+
+
+def check_adversarial(x_adv: object, x: Images, *, attack: str) -> None:
+    """A UserError that names the attack unless it returned finite images of the shape of x."""
+    if not isinstance(x_adv, Tensor) or x_adv.shape != x.shape:
+        raise UserError(f"attack {attack} returned {_described(x_adv)}; it must return images {tuple(x.shape)}")
+    if count := int((~x_adv.isfinite()).flatten(1).any(1).sum()):
+        raise UserError(f"attack {attack} returned NaN or infinite pixels in {count} of {len(x)} images")
 
 
 def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: Budget) -> Flags:
     """Where x_adv breaks the model: it errs there, |x_adv - x| <= eps at every pixel, and x_adv is in [0,1]."""
-    return (logits_of(model, x_adv).argmax(1) != y) & inside(x_adv, x, eps)
+    return (logits_of(model, x_adv, "adversarial images").argmax(1) != y) & inside(x_adv, x, eps)
 
 
 def start_images(index: Tensor, x: Images, eps: Budget, *, kind: str, steps: int, seed: int, restart: int) -> Tensor:
@@ -137,6 +146,10 @@ def check_gradient(model: Model, pictures: ImageSet) -> None:
         raise UserError(
             "the gradient of the model's loss is NaN or infinite at a test image; only natural and square can run"
         )
+
+
+def _described(value: object) -> str:
+    return f"{_dtype(value)} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _dtype(tensor: Tensor) -> str:

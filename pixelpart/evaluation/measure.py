@@ -13,12 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pixelpart import draws
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.autoattack import Try, run_searches
+from pixelpart.attacks.ball import inside
 from pixelpart.attacks.search import budget_per_sample, is_correct
 from pixelpart.evaluation.adaptive import attack_budget, try_inside
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, INSIDE, THROUGH_MASK, AttackSpec
-from pixelpart.evaluation.images import ImageSet, errs_inside, logits_of, start_images
+from pixelpart.evaluation.images import ImageSet, check_adversarial, errs_inside, logits_of, start_images
 from pixelpart.evaluation.partial import PartialResult
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.runtime.progress import Progress, silent
@@ -31,18 +33,20 @@ ImageProgress = Callable[[int, int], None]  # images settled so far, how many of
 
 
 class Measured(NamedTuple):
-    """The samples that remain correct, the attack as it ran, and how many remain after each of its searches."""
+    """The samples that remain correct, the attack as it ran, and what its warnings are about."""
 
     correct: Flags
     spec: AttackSpec
-    after_each: dict[str, int]
+    after_each: dict[str, int]  # samples that remain correct after each of its searches
+    outside: int = 0  # samples with an adversarial image outside the ball, of a step attack
+    attacked: int = 0
 
 
 def clean_logits(model: nn.Module, pictures: ImageSet, on_done: Callable[[int], None] = lambda done: None) -> Logits:
     """The model's logits of all images as they are; `on_done` is called with the number of images done."""
     logits = []
     for index in torch.arange(len(pictures)).split(pictures.batch_size):
-        logits.append(logits_of(model, pictures.take(index)[0]))
+        logits.append(logits_of(model, pictures.take(index)[0], "clean images"))
         on_done(int(index[-1]) + 1)
     return torch.cat(logits)
 
@@ -97,7 +101,9 @@ def measure(
             say(reason)
             spec = dataclasses.replace(spec, precision="fp32")
     if not spec.searches:
-        try_once: Callable[..., Flags] = try_inside if spec.kind == INSIDE else try_steps
+        outside = torch.zeros_like(own)
+        stepping = functools.partial(try_steps, outside=outside)
+        try_once: Callable[..., Flags] = try_inside if spec.kind == INSIDE else stepping
         left = after_tries(
             functools.partial(try_once, spec, model, view),
             pictures,
@@ -106,12 +112,13 @@ def measure(
             report=report,
             name=spec.kind,
             partial=partial,
+            outside=outside,
         )
-        return Measured(world.any_of(left), spec, {})
+        return Measured(world.any_of(left), spec, {}, int(world.any_of(outside).sum()), int(correct.sum()))
     left = run_searches(
         spec.searches,
         view,
-        functools.partial(logits_of, model),
+        functools.partial(logits_of, model, kind="adversarial images"),
         functools.partial(_batch_of, pictures, spec.eps),
         clean,
         own,
@@ -133,12 +140,27 @@ def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, 
 
 
 def try_steps(
-    spec: AttackSpec, model: nn.Module, view: Model, index: Tensor, x: Images, y: Labels, restart: int
+    spec: AttackSpec,
+    model: nn.Module,
+    view: Model,
+    index: Tensor,
+    x: Images,
+    y: Labels,
+    restart: int,
+    *,
+    outside: Flags,
 ) -> Flags:
-    """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict."""
+    """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict.
+
+    Samples whose adversarial image is not inside the budget are flagged in `outside`.
+    """
     kind, budget = THROUGH_MASK.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
     start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
-    x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):  # for an attack that draws from torch's generator
+        draws.seed_torch(spec.seed, f"inside attack/{kind}{spec.steps}", restart, int(index[0]))
+        x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)
+    check_adversarial(x_adv, x, attack=kind)
+    outside[index] |= ~inside(x_adv, x, budget).cpu()
     return errs_inside(model, x, x_adv, y, eps=budget)
 
 
@@ -151,8 +173,13 @@ def after_tries(
     report: ImageProgress,
     name: str,
     partial: PartialResult,
+    outside: Flags | None = None,
 ) -> Flags:
-    """Which of the correct samples no try breaks; a broken sample is not tried again, nor are tries of `partial`."""
+    """Which of the correct samples no try breaks; a broken sample is not tried again, nor are tries of `partial`.
+
+    Tries on samples that `attempt` flags in `outside` are not added to `partial`, so that a resumed evaluation counts
+    them.
+    """
     correct, samples, settled = correct.clone(), correct.nonzero()[:, 0], partial.settled
     for batch in samples.split(pictures.batch_size) if len(samples) else ():
         for number in range(tries):
@@ -164,7 +191,8 @@ def after_tries(
             broken = attempt(live, *pictures.take(live), number).cpu()
             correct[live[broken]] = False
             for n, wrong in zip(live.tolist(), broken.tolist(), strict=True):
-                partial.add(Try(name, n, number), wrong)
+                if outside is None or not outside[n]:
+                    partial.add(Try(name, n, number), wrong)
         done = int(batch[-1]) + 1  # samples in between that were wrong from the start are settled too
         report(done, int(correct[:done].sum()))
     report(len(pictures), int(correct.sum()))

@@ -118,10 +118,12 @@ def test_images_outside_the_budget_do_not_count(everywhere, model, given, monkey
 
     monkeypatch.setitem(ATTACKS, "pgd", dataclasses.replace(ATTACKS["pgd"], run=up))
     x, y = 0.9 * given[0] / 255, torch.full((N,), 10)  # not a class of the model: it errs everywhere
-    broken = try_steps(fitted("adaptive-pgd6"), model, model, torch.arange(N), x, y, 0)
+    outside = torch.zeros(N, dtype=torch.bool)
+    broken = try_steps(fitted("adaptive-pgd6"), model, model, torch.arange(N), x, y, 0, outside=outside)
     dead = masks.dead(masks.heatmap(model, x))
     assert 0 < dead.sum() < N
     assert broken.tolist() == (dead.tolist() if everywhere else [True] * N)
+    assert outside.equal(~broken)
 
 
 # -- whose mask

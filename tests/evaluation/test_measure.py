@@ -23,7 +23,7 @@ from pixelpart.evaluation.measure import clean_logits, measure, natural
 from pixelpart.evaluation.partial import PartialResult
 from pixelpart.evaluation.store import NOT_STORED
 from pixelpart.view.borrow import FrozenView
-from searches import CPU, EPS, plane_truth, short
+from searches import CPU, EPS, plane_truth, short, stop_after
 
 pytestmark = pytest.mark.usefixtures("short_searches")
 
@@ -149,6 +149,84 @@ def test_progress_counts_images_and_ends_at_the_accuracy(net, pair):
     assert news[-1][1:3] == (40, 40)
 
 
+# -- attacks of the user's own
+
+
+def own(run):
+    """An attack's entry that has only the documented arguments."""
+
+    def attack(model, x, y, budget, *, step_size, steps, start):
+        return run(model, x, y, budget, start)
+
+    return attacks.Attack(attack)
+
+
+@pytest.mark.parametrize(
+    ("run", "outside"),
+    [
+        (lambda model, x, y, budget, start: start, 0),
+        (lambda model, x, y, budget, start: x + 2 * budget, 1),
+        (lambda model, x, y, budget, start: torch.where(y[:, None, None, None] == 0, x - 2 * budget, x), 0.5),
+    ],
+)
+def test_images_outside_the_ball_are_reported_also_after_a_resume(plane, pair, monkeypatch, tmp_path, run, outside):
+    monkeypatch.setitem(ATTACKS, "own", own(run))
+    correct = natural(plane, ImageSet(*pair, CPU))
+    n, m = int((correct & (pair[1] == 0)).sum()) if outside == 0.5 else int(outside * correct.sum()), int(correct.sum())
+    expected = [f"the adversarial images of {n} of {m} images were outside eps or [0, 1] and do not count"] * (n > 0)
+    settings = {"data": pair, "attacks": "own3x2", "eps": 0.02, "step_size": 0.01, "batch_size": 9, "out": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(plane, **settings, name="plane", progress=stop_after(2))
+    result = evaluate(plane, **settings, name="plane")
+    assert not result["own3x2"].reused
+    assert result["own3x2"].warnings == expected
+    assert result["own3x2"].correct == m or not outside
+    assert evaluate(plane, **settings, name="plane").entries[0]["warnings"] == expected
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (
+            lambda model, x, y, budget, start: x * torch.nan,
+            r"attack own returned NaN or infinite pixels in (\d+) of \1",
+        ),
+        (
+            lambda model, x, y, budget, start: x[1:],
+            r"attack own returned float32 \(\d+, 3, 6, 6\); it must return images",
+        ),
+        (lambda model, x, y, budget, start: None, "attack own returned NoneType; it must return images"),
+    ],
+)
+def test_an_attack_that_returns_no_images_is_named(net, pair, monkeypatch, run, message):
+    monkeypatch.setitem(ATTACKS, "own", own(run))
+    with pytest.raises(UserError, match=message):
+        flags(net, pair, "own3")
+
+
+def test_draws_from_the_global_generator_repeat_with_the_seed_and_leave_no_trace(net, pair, monkeypatch):
+    drawn = []
+
+    def run(model, x, y, budget, start):
+        drawn.append(torch.rand(3).tolist())
+        return start
+
+    monkeypatch.setitem(ATTACKS, "own", own(run))
+
+    def draws_of(**settings):
+        drawn.clear()
+        before = torch.get_rng_state()
+        flags(net, pair, "own3x2", **settings)
+        assert torch.get_rng_state().equal(before)
+        return list(drawn)
+
+    first = draws_of()
+    torch.rand(1)
+    assert draws_of() == first
+    assert len(set(map(tuple, first))) == len(first) > 2  # by restart and batch
+    assert draws_of(seed=1) != first
+
+
 # -- searches
 
 
@@ -213,7 +291,7 @@ def test_nan_during_an_attack_is_an_error_and_not_a_robust_sample(net, labelled,
 
     monkeypatch.setattr("pixelpart.evaluation.images.DEFAULT_EPS", 0.0)  # the probes' noise moves images too
     monkeypatch.setattr(sanity, "scale_warnings", lambda *_: [])
-    with pytest.raises(UserError, match="the model returned NaN or infinite logits"):
+    with pytest.raises(UserError, match=r"NaN or infinite logits for \d+ of \d+ adversarial images"):
         evaluate(NaNElsewhere().eval(), data=labelled, attacks=attack, eps=EPS, step_size=0.01)
 
 
