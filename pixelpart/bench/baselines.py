@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from pixelpart import masks
 from pixelpart.config import Config
+from pixelpart.masks.policy import live_or_one, scale
+from pixelpart.masks.rules import above_mean, dead
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, BudgetMap, Heatmap, Images, Labels
 
@@ -92,7 +93,12 @@ def heatmaps(model: Classifier, x: Images, *, to_weights: bool = True) -> Heatma
 def budgets(model: Classifier, x: Images, *, eps: float, eps_low: float, to_weights: bool = True) -> BudgetMap:
     """The budgets by the rule `mean`, one image after the other."""
     heats = heatmaps(model, x, to_weights=to_weights)
-    return torch.cat([masks.budget(heat[None], eps=eps, eps_low=eps_low) for heat in heats])
+    return torch.cat([budget_by_mean(heat[None], eps=eps, eps_low=eps_low) for heat in heats])
+
+
+def budget_by_mean(heat: Heatmap, *, eps: float, eps_low: float) -> BudgetMap:
+    """`masks.budget` without its checks, which wait for the device."""
+    return scale(live_or_one(above_mean(heat), dead(heat)), eps=eps, eps_low=eps_low)
 
 
 def _heatmap(model: Classifier, image: Tensor, *, to_weights: bool) -> Tensor:

@@ -90,4 +90,4 @@ def folded_budget(fold: Folding, x: Images) -> BudgetMap:
 
 
 def mean_budget(model: object, x: Images) -> BudgetMap:
-    return masks.budget(masks.heatmap(model, x), eps=EPS, eps_low=EPS_LOW)
+    return baselines.budget_by_mean(masks.heatmap(model, x), eps=EPS, eps_low=EPS_LOW)

@@ -13,9 +13,8 @@ from pixelpart.attacks.ball import draw_noise, start_point
 from pixelpart.config import Config
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import Phase
-from pixelpart.engine.stored_maps import current_maps
+from pixelpart.engine.stored_maps import sample_maps
 from pixelpart.losses import ce
-from pixelpart.masks import draw_blobs
 from pixelpart.runs import MetricsRow
 from pixelpart.types import Budget, Images, Labels
 from pixelpart.view.borrow import FrozenView
@@ -87,8 +86,7 @@ def phase_damage(state: TrainingState, phase: Phase, x: Images, y: Labels, *, ob
     x, y = x[:DAMAGE_IMAGES], y[:DAMAGE_IMAGES]
     budget: Budget = phase.eps
     if (mask := phase.mask) is not None:
-        blobs = draw_blobs(len(x), generator=draws.generator(0, "blobs of damage", device=x.device))
-        maps = current_maps(state, mask, x, y, blobs=blobs, objects=None if objects is None else objects[: len(x)])
+        maps, blobs = sample_maps(state, mask, x, y, objects=objects)
         budget, _ = mask.budget(*mask.share(maps, (x.shape[-2], x.shape[-1])), blobs[:, 1])
     if phase.budget_scale is not None:
         budget = phase.budget_scale * budget

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from pixelpart import draws
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass, source_maps
 from pixelpart.engine.training_data import to_device
-from pixelpart.masks import BudgetPolicy
+from pixelpart.masks import BudgetPolicy, draw_blobs
+from pixelpart.masks.controls import Blobs
 from pixelpart.types import Images, Labels, Map
 
 
@@ -24,6 +26,15 @@ def current_maps(
     view = state.attack_view()
     clean = clean_pass(view, x) if mask.source.from_model else None
     return source_maps(state, mask, view, x, y, clean, blobs=blobs, objects=objects)
+
+
+def sample_maps(
+    state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels, *, objects: Tensor | None
+) -> tuple[Map, Blobs]:
+    """The maps of a few images outside of training, and their coarse noise; `objects`: the object masks of the set."""
+    blobs = draw_blobs(len(x), generator=draws.generator(0, "blobs of damage", device=x.device))
+    objects = None if objects is None else objects[: len(x)]
+    return current_maps(state, mask, x, y, blobs=blobs, objects=objects), blobs
 
 
 def empty_maps(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> Tensor | None:

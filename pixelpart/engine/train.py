@@ -19,9 +19,10 @@ from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.signals import Stopped, stop_requests
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import step_batch, train_step
-from pixelpart.engine.stored_maps import empty_maps, renew_maps
+from pixelpart.engine.stored_maps import empty_maps, renew_maps, sample_maps
 from pixelpart.engine.views import trains_on_one_image
 from pixelpart.errors import Diverged, UserError
+from pixelpart.masks import BudgetPolicy
 from pixelpart.runs import MetricsRow, Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
@@ -118,7 +119,7 @@ class Trainer:
         self.rows: list[MetricsRow] = []  # of metrics.jsonl
         self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
         self.collapsed_to: int | None = None  # the only class that the model predicts
-        self.collapse_reported = False
+        self.collapse_reported = self.mask_checked = False
 
     def use_fast_path(self) -> None:
         """Compiles and captures steps and probes from now on."""
@@ -184,6 +185,9 @@ class Trainer:
             if self.maps is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
                 assert self.plan.main.mask is not None
                 renew_maps(self.maps, self.state, self.plan.main.mask, self.loader, chunk=self.chunk)
+        if not self.mask_checked and (mask := self.plan.phase(epoch).mask) is not None:
+            self.mask_checked = True
+            self.check_mask(mask)
 
     def take_step(self, epoch: int, step: int) -> None:
         config, steps = self.config, self.loader.steps
@@ -250,6 +254,14 @@ class Trainer:
             raise Stopped
 
     # -- checks and messages
+
+    @torch.no_grad()
+    def check_mask(self, mask: BudgetPolicy) -> None:
+        """Raises a UserError if the mask's source, rule or control returns what no budget can be made of."""
+        x, y = (part[: metrics.DAMAGE_IMAGES] for part in self.probe_sets["train"])
+        maps, blobs = sample_maps(self.state, mask, x, y, objects=None if self.objects is None else self.objects.probe)
+        names = self.config.mask
+        mask.check(maps, x, blobs[:, 1], source=names.source, rule=names.rule, control=names.control)
 
     def check_last_batch(self) -> None:
         """Raises a UserError if the last batch is one image and the model cannot be trained on it."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pixelpart import masks
 from pixelpart.errors import UserError, choose, unknown
+from pixelpart.masks.checks import check_maps, check_range, check_share, check_size
 from pixelpart.masks.controls import Noise, shuffled
 from pixelpart.masks.maps import upscale
 from pixelpart.masks.rules import dead, parse_rule, rank
@@ -80,6 +82,22 @@ class BudgetPolicy:
         budget = scale(share, eps=self.eps, eps_low=self.eps_low)
         return (with_mean(budget, self.mean, over=self.mean_over) if self.mean else budget), share
 
+    def check(self, maps: Tensor, x: Images, noise: Tensor | None, *, source: str, rule: str, control: str) -> None:
+        """A UserError if the maps of x, their shares or the control's are no numbers that a budget can be made of.
+
+        It names the source, the rule or the control. It waits for the device, so it is not part of a training step.
+        """
+        what, size = f"mask.source {source}", (x.shape[2], x.shape[3])
+        check_maps(maps, len(x), what)
+        if not self.source.raw:
+            check_size(maps, (1, 1) if self.source.per_image else size, what)
+        if not self.source.raw and not self.source.per_image:
+            check_range(maps, f"{what} returned heat")
+        heat = self.heat(maps, size)
+        check_share(self.rule(heat), heat, f"mask.rule {rule}")
+        share, flags = self.share(maps, size)
+        check_share(self.control(share, flags, noise), heat, f"mask.control {control}")
+
 
 def live_or_one(share: Share, dead: Flags) -> Share:
     """1 at every pixel of the images whose map is dead."""
@@ -105,8 +123,13 @@ def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> 
     """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps in images of zero heat."""
     if not (0 <= eps <= 1 and 0 <= eps_low <= 1):
         raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose both from 0 to 1")
+    if heat.ndim != 3:
+        raise UserError(f"heat has shape {tuple(heat.shape)}; it must be (b, h, w), so heat[None] for one image")
+    check_range(heat, "heat has values")
     levels = {"eps": eps, "eps_low": eps_low}
-    return scale(live_or_one(parse_rule(rule, **levels)(heat), dead(heat)), **levels)
+    share = parse_rule(rule, **levels)(heat)
+    check_share(share, heat, f"rule {rule}")
+    return scale(live_or_one(share, dead(heat)), **levels)
 
 
 def budget_policy(

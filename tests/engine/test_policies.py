@@ -12,7 +12,7 @@ from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.metrics import first_order_damage, phase_damage
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.step import train_step
-from pixelpart.engine.train import Trainer
+from pixelpart.engine.train import Trainer, train
 from pixelpart.errors import UserError
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.world import World
@@ -88,8 +88,6 @@ def test_a_run_of_each_source_resumes_to_the_same_bytes(small, quiet, tmp_path, 
 
 
 def test_eps_from_is_seen_in_the_metrics(small, quiet, tmp_path):
-    from pixelpart.engine.train import train
-
     run = train(small("at", epochs=3, eps="8/255", eps_from="2/255"), tmp_path / "run", screen=quiet)
     assert [row["budget_mean"] * 255 for row in run.metrics] == pytest.approx([2, 5, 8], rel=1e-5)
 
@@ -121,6 +119,48 @@ def test_the_damage_is_that_of_the_policys_budget():
 
 
 # -- refusals
+
+
+def source_of(change, **fields):
+    return masks.Source(lambda inputs: change(torch.rand(len(inputs.x), 32, 32)), **fields)
+
+
+@pytest.mark.parametrize(
+    ("table", "entry", "message"),
+    [
+        (
+            "RULES",
+            lambda heat: heat[:, None].round() - 5,
+            r"mask.rule own returned shares from -5 to -4; they must be in \[0, 1\]",
+        ),
+        ("RULES", lambda heat: heat[:, None] * torch.nan, "mask.rule own returned shares from nan to nan"),
+        ("RULES", lambda heat: heat, r"mask.rule own returned shape \(32, 32, 32\); it must be \(32, 1 or 3, 32, 32\)"),
+        ("CONTROLS", lambda share, dead, noise: 2 * share, "mask.control own returned shares from 0 to 2"),
+        ("SOURCES", source_of(lambda heat: heat - 2), "mask.source own returned heat from -"),
+        (
+            "SOURCES",
+            source_of(lambda heat: heat[:, ::2]),
+            r"mask.source own returned maps of size \(16, 32\); it must be",
+        ),
+        ("SOURCES", source_of(lambda heat: heat / 0 * 0, raw=True), "mask.source own returned NaN or infinite values"),
+    ],
+)
+def test_what_no_budget_can_be_made_of_is_refused_before_the_first_masked_step(
+    small, quiet, tmp_path, monkeypatch, table, entry, message
+):
+    monkeypatch.setitem(getattr(masks, table), "own", entry)
+    own = {"RULES": {"source": "centre", "rule": "own"}, "CONTROLS": {"source": "centre", "control": "own"}}
+    config = small("part", mask=own.get(table, {"source": "own"}))
+    with pytest.raises(UserError, match=message) as caught:
+        train(config, tmp_path / "run", screen=quiet)
+    assert "\n" not in str(caught.value)
+    assert len(RunFolder(tmp_path / "run").read_metrics()) == 1  # of burn-in
+
+
+def test_a_raw_map_may_have_any_size_and_any_finite_values(small, quiet, tmp_path, monkeypatch):
+    monkeypatch.setitem(masks.SOURCES, "own", source_of(lambda heat: 100 * heat[:, ::2] - 50, raw=True))
+    run = train(small("part", epochs=2, mask={"source": "own"}), tmp_path / "run", screen=quiet)
+    assert 7 / 255 < run.metrics[-1]["budget_mean"] < 8 / 255
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,21 @@ def test_rule_none_is_no_policy_and_unknown_names_are_user_errors() -> None:
     ):
         with pytest.raises(UserError, match=message):
             policy(**settings)
+
+
+@pytest.mark.parametrize(
+    ("maps", "message"),
+    [
+        (
+            torch.ones(2, 1, 4, 4),
+            r"mask.source centre returned shape \(2, 1, 4, 4\) for 2 images; it must be \(2, h, w\)",
+        ),
+        (torch.ones(1, 4, 4), r"mask.source centre returned shape \(1, 4, 4\) for 2 images"),
+        (torch.ones(2, 4, 3), r"mask.source centre returned maps of size \(4, 3\); it must be \(4, 4\)"),
+        (torch.full((2, 4, 4), torch.inf), "mask.source centre returned NaN or infinite values"),
+        (torch.full((2, 4, 4), 1.1), r"mask.source centre returned heat from 1.1 to 1.1; they must be in \[0, 1\]"),
+    ],
+)
+def test_maps_that_are_no_heat_are_refused(maps: torch.Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        policy(source="centre").check(maps, torch.rand(2, 3, 4, 4), None, source="centre", rule="mean", control="none")

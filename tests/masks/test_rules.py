@@ -155,11 +155,38 @@ def test_levels_out_of_range_are_refused(eps: float, eps_low: float) -> None:
         masks.budget(HEAT, eps=eps, eps_low=eps_low)
 
 
+@pytest.mark.parametrize(
+    ("heat", "message"),
+    [
+        (2 * HEAT, r"heat has values from 0 to 2; they must be in \[0, 1\]"),
+        (HEAT / HEAT, "heat has values from nan to nan"),
+    ],
+)
+def test_heat_of_another_range_is_refused(heat: Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        masks.budget(heat, eps=EPS, eps_low=LOW)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda heat: -5 + heat[:, None], r"rule own returned shares from -5 to -4; they must be in \[0, 1\]"),
+        (lambda heat: heat[:, None] / 0, "rule own returned shares from nan to nan"),
+        (lambda heat: heat, r"rule own returned shape \(1, 2, 3\); it must be \(1, 1 or 3, 2, 3\)"),
+        (lambda heat: heat[:, None].expand(-1, 2, -1, -1), r"rule own returned shape \(1, 2, 2, 3\)"),
+    ],
+)
+def test_a_rule_that_returns_no_shares_is_named(rule, message: str, monkeypatch) -> None:
+    monkeypatch.setitem(masks.RULES, "own", rule)
+    with pytest.raises(UserError, match=message):
+        masks.budget(HEAT, eps=EPS, eps_low=LOW, rule="own")
+
+
 @pytest.mark.parametrize("rule", ALL)
 def test_rules_never_wait_for_the_device(rule: str) -> None:
     """On the meta device there are no values to read."""
     heat = torch.empty(2, 8, 8, device="meta")
-    assert masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule).shape[2:] == (8, 8)
+    assert masks.parse_rule(rule, eps=EPS, eps_low=LOW)(heat).shape[2:] == (8, 8)
 
 
 @pytest.mark.parametrize(
