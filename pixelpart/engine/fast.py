@@ -7,6 +7,7 @@ first, and everything that a step updates (weights, momentum, averages, sums) st
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,7 +126,10 @@ def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:
     def loss(*args: Any) -> Tensor:
         return loss_function(*args)
 
-    attack = dataclasses.replace(phase.attack, run=functools.partial(phase.attack.run, ascend=ascend))
+    attack = phase.attack
+    parameters = inspect.signature(attack.run).parameters.values()
+    if any(parameter.name == "ascend" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        attack = dataclasses.replace(attack, run=functools.partial(attack.run, ascend=ascend))
     objective = dataclasses.replace(phase.objective, loss=compiled(loss))
     mask = None if phase.mask is None else compile_policy(phase.mask)
     return dataclasses.replace(phase, attack=attack, objective=objective, mask=mask)

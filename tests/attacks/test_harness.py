@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from pixelpart.attacks import ATTACKS
+from pixelpart.attacks import ATTACKS, Attack, mma, pgd
 from pixelpart.attacks.apgd import apgd, apgd_search
-from pixelpart.attacks.ball import inside
+from pixelpart.attacks.ball import default_generator, draw_noise, in_dtype_of, inside, start_point
 from pixelpart.attacks.fab import fab, fab_search
 from pixelpart.attacks.mm3 import mm3, mm3_search
 from pixelpart.attacks.search import budget_per_sample, target_classes
@@ -51,6 +51,21 @@ class SearchAttack:
         return self.scale * (budget.amax((1, 2, 3), keepdim=True) if isinstance(budget, Tensor) else budget)
 
 
+@dataclass(frozen=True)
+class StepAttack:
+    """An entry of ATTACKS, called as training and evaluation call it: with start images, by default random ones."""
+
+    entry: Attack
+
+    def __call__(self, model, x, y, budget, *, step_size, steps, start=None, generator=None):
+        if start is None:
+            generator = generator or default_generator(x)
+            noises = [draw_noise(x, kind="uniform", generator=generator) for _ in range(self.entry.starts)]
+            starts = [start_point(x, in_dtype_of(x, budget), noise, kind="uniform").detach() for noise in noises]
+            start = starts[0] if len(starts) == 1 else torch.stack(starts)
+        return self.entry.run(model, x, y, budget, step_size=step_size, steps=steps, start=start)
+
+
 SEARCHES = {
     "apgd": SearchAttack(apgd, apgd_search),
     "apgd-targeted": SearchAttack(apgd, apgd_search, fixed=(("targets", 3),)),
@@ -60,7 +75,7 @@ SEARCHES = {
     "fab": SearchAttack(fab, fab_search, fixed=(("targets", 3), ("restarts", 2))),
     "square": SearchAttack(square, square_search, steps=lambda steps: {"queries": 5 * steps}),
 }
-STEPPING = {name: entry.run for name, entry in ATTACKS.items()}
+STEPPING = {name: StepAttack(entry) for name, entry in ATTACKS.items()}
 EVERY = STEPPING | SEARCHES
 RADIUS = {"apgd-l2": "its budget is a radius", "apgd-l1": "its budget is a radius"}
 
@@ -151,10 +166,22 @@ def test_same_seed_gives_same_bits_and_the_default_seed_is_zero(attack, make_net
     assert not torch.equal(run(0), run(1))
 
 
+@pytest.mark.parametrize("attack", [pgd, mma])
+def test_a_named_start_is_drawn_from_the_generator_and_the_default_seed_is_zero(attack, make_net, make_batch):
+    net, (x, y, budget) = make_net(), make_batch()
+
+    def run(**given):
+        return attack(net, x, y, budget, step_size=0.001, steps=2, **given)
+
+    zero, one = (torch.Generator().manual_seed(seed) for seed in (0, 1))
+    assert torch.equal(run(), run(generator=zero, start="uniform"))
+    assert not torch.equal(run(), run(generator=one))
+
+
 @each(STEPPING)
 def test_takes_the_number_of_start_images_in_its_entry_and_uses_each(attack, make_net, make_batch):
     net, (x, y, _) = make_net(), make_batch(16)
-    (starts,) = (entry.starts for entry in ATTACKS.values() if entry.run is attack)
+    starts = attack.entry.starts
     noise = 0.2 * torch.rand(starts, *x.shape, generator=torch.Generator().manual_seed(1)) - 0.1
 
     def run(noise):
@@ -171,8 +198,13 @@ def test_takes_the_number_of_start_images_in_its_entry_and_uses_each(attack, mak
 @each(STEPPING)
 def test_a_sample_does_not_depend_on_its_batch(attack, make_net, make_batch):
     net, (x, y, budget) = make_net(dtype=torch.float64), make_batch(dtype=torch.float64)
-    alone = [attack(net, *(t[i : i + 1] for t in (x, y, budget)), start="none", **STEPS) for i in range(4)]
-    torch.testing.assert_close(attack(net, x, y, budget, start="none", **STEPS), torch.cat(alone))
+
+    def run(x, y, budget):
+        start = x.expand(attack.entry.starts, *x.shape)
+        return attack(net, x, y, budget, start=start[0] if len(start) == 1 else start, **STEPS)
+
+    alone = [run(*(t[i : i + 1] for t in (x, y, budget))) for i in range(4)]
+    torch.testing.assert_close(run(x, y, budget), torch.cat(alone))
 
 
 class Fault(nn.Module):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from compiled import run_untyped
 from pixelpart import draws
+from pixelpart.attacks import ATTACKS, Attack
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.engine import fast as fast_module
 from pixelpart.engine.fast import CapturedStep, copy_of, tensors_in
@@ -94,6 +95,28 @@ def test_a_ramp_of_eps_is_one_graph_and_awp_another_and_all_share_one_compiled_l
         assert_same_state(fast, plain)
     assert len(step._graphs) == 3  # the ramp, the ramp with perturbed weights, and without a ramp
     assert len(losses) == 1
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_the_compiled_ascend_is_given_to_attacks_that_take_it(cuda, monkeypatch, takes):
+    given = []
+
+    def documented(model, x, y, budget, *, step_size, steps, start):
+        return start
+
+    def full(model, x, y, budget, *, step_size, steps, start, ascend=None):
+        given.append(ascend)
+        return start
+
+    monkeypatch.setitem(ATTACKS, "own", Attack(full if takes else documented))
+    plan = plan_for("at", attack={"name": "own"})
+    fast, plain = pair_for(plan)
+    step, batch = CapturedStep(fast, batch_size=6), batch_for(plan.main, **SINGLE)
+    step(fast, plan.main, batch)
+    assert given == [step.ascend] * len(given)
+    assert bool(given) == takes
+    train_step(plain, plan.main, batch)
+    assert_same_state(fast, plain)
 
 
 # -- what cannot be compiled or captured runs uncompiled
