@@ -108,7 +108,7 @@ def load_target(
         "epoch": facts.get("epoch"),
         "weights": facts.get("weights", "raw"),
     }
-    warnings = tuple(sanity.mode_warnings(model)) if kind in ("function", "module") else ()
+    warnings = tuple(sanity.mode_warnings(model)) if kind == "module" else ()
     if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(place)
     identity = f"config {config.hash()}" if config else name and f"name {name}"

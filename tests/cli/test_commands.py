@@ -76,9 +76,8 @@ def test_user_function_is_evaluated_and_its_prints_go_to_stderr(own, tmp_path, c
     out, err = capsys.readouterr()
     rows = out.splitlines()
     assert [row.split()[0] for row in rows[:2]] == ["natural", "pgd2"]
-    assert rows[2].startswith("* natural, pgd2: ")  # the model came in train mode
-    assert rows[3].startswith("* natural, pgd2: all 60 images")  # it is untrained
-    assert rows[4].startswith("* pgd2: ")  # 2 steps of 2/255 do not reach 8/255
+    assert rows[2].startswith("* natural, pgd2: all 60 images")  # it is untrained
+    assert rows[3].startswith("* pgd2: ")  # 2 steps of 2/255 do not reach 8/255
     assert err.startswith("hello\nthese results are not stored; ")
     assert {path.name for path in tmp_path.iterdir()} <= {"cli_models.py", "__pycache__"}
 

@@ -32,6 +32,9 @@ GOOD = """
     def fractions(split):
         return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3 / 2
 
+    def three(split):
+        return np.zeros((6, 3, 16, 16), np.uint8), np.arange(6) % 3, ["names"]
+
     def broken(split):
         raise RuntimeError("no disk")
 
@@ -75,6 +78,7 @@ def test_user_code_is_never_run_without_use():
         ("own_data:fractions", "fractions, train: labels are float64; expected integers from 0"),
         ("own_data:from_one", "no training image has label 0"),
         ("own_data:unseen", r"test: label 2 is out of range; 2 classes"),
+        ("own_data:three", r"three\('train'\) returned a tuple; it must return \(images, labels\)"),
         ("own_data:broken", r"broken\('train'\) fails with RuntimeError: no disk \(own_data.py:"),
         ("own_data:number", "is a int; name a function"),
         ("own_data:picture", "did you mean pictures"),

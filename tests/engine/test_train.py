@@ -287,3 +287,8 @@ def test_a_run_happens_while_its_device_is_the_current_device(small, quiet, tmp_
     monkeypatch.setattr(train_module, "current", current)
     train(small("at", epochs=1), tmp_path / "run", screen=quiet)
     assert seen == [[torch.device("cpu")]] * 5  # the state and four steps
+
+
+def test_only_a_config_is_trained(tmp_path):
+    with pytest.raises(UserError, match=r"train takes a config such as .*, not a Flatten"):
+        train(torch.nn.Flatten(), tmp_path / "run")

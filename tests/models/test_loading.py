@@ -212,3 +212,15 @@ def test_wrong_names_and_shapes_are_listed_and_nothing_is_changed(model, state):
         "unexpected extra.weight; wrong shape of linear.weight (100, 64) instead of (10, 64)"
     )
     assert holds(model, before)
+
+
+def test_any_module_is_filled_but_takes_no_pixel_scaling(tmp_path):
+    own, other = (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)) for _ in range(2))
+    torch.save(
+        {"state_dict": {f"module.{name}": tensor for name, tensor in other.state_dict().items()}}, tmp_path / "x"
+    )
+    assert torch.equal(load_state(own, tmp_path / "x")[1].weight, other[1].weight)
+    scaled = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).state_dict() | {"mu": torch.ones(3), "sigma": torch.ones(3)}
+    with pytest.raises(UserError, match="the state dict scales pixels, which Sequential does not"):
+        load_state(own, scaled)
+    assert torch.equal(own[1].weight, other[1].weight)

@@ -156,3 +156,8 @@ def test_an_example_is_needed_for_other_image_sizes():
         wrap(net, features="embed", head="fc")
     x = torch.rand(1, 3, 48, 48)
     torch.testing.assert_close(wrap(net, features="embed", head="fc", example=x).eval()(x), net.eval()(x))
+
+
+def test_only_modules_are_wrapped():
+    with pytest.raises(UserError, match=r"wrap takes an nn\.Module, not a dict"):
+        wrap({})
