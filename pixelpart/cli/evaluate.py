@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from pixelpart.cli.arguments import (
@@ -90,7 +91,8 @@ def evaluate_in_process(found: argparse.Namespace) -> None:
                         progress=move, world=world, **settings,
                     )  # fmt: skip
             except KeyboardInterrupt:
-                screen.say("stopped; the same command continues from the stored results")
+                if found.out or Path(subject).is_dir():
+                    screen.say("stopped; the same command continues from the stored results")
                 raise
             entries += [{"model": subject} | entry for entry in result.entries]
             if world.leads and not found.json:
