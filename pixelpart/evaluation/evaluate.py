@@ -131,7 +131,6 @@ def evaluate(
                     warnings=[
                         *warnings[spec.name],
                         *sanity.square_warnings(measured.after_each, len(pictures)),
-                        *sanity.outside_warnings(measured.outside, measured.attacked),
                     ],
                     seconds=partial.write_seconds(),
                 )

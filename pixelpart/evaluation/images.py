@@ -52,12 +52,15 @@ def logits_of(model: Model, x: Images, kind: str = "images") -> Logits:
     return logits
 
 
-def check_adversarial(x_adv: object, x: Images, *, attack: str) -> None:
-    """A UserError that names the attack unless it returned finite images of the shape of x."""
+def check_adversarial(x_adv: object, x: Images, budget: Budget, *, attack: str) -> None:
+    """A UserError that names the attack unless it returned finite images inside the budget of x."""
     if not isinstance(x_adv, Tensor) or x_adv.shape != x.shape:
         raise UserError(f"attack {attack} returned {_described(x_adv)}; it must return images {tuple(x.shape)}")
     if count := int((~x_adv.isfinite()).flatten(1).any(1).sum()):
         raise UserError(f"attack {attack} returned NaN or infinite pixels in {count} of {len(x)} images")
+    if count := int((~inside(x_adv, x, budget)).sum()):
+        project = "end it with pixelpart.attacks.ball.project(x_adv, x, budget)"
+        raise UserError(f"attack {attack} left the budget or [0, 1] in {count} of {len(x)} images; {project}")
 
 
 def errs_inside(model: Model, x: Images, x_adv: Images, y: Labels, *, eps: Budget) -> Flags:

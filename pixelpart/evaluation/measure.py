@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from pixelpart import draws
 from pixelpart.attacks import ATTACKS
-from pixelpart.attacks.autoattack import Try, run_searches
-from pixelpart.attacks.ball import inside
+from pixelpart.attacks.autoattack import run_searches
+from pixelpart.attacks.batching import Try
 from pixelpart.attacks.search import budget_per_sample, is_correct
 from pixelpart.evaluation.adaptive import attack_budget, try_inside
 from pixelpart.evaluation.attack_spec import AUTOATTACKS, INSIDE, THROUGH_MASK, AttackSpec
@@ -38,8 +38,6 @@ class Measured(NamedTuple):
     correct: Flags
     spec: AttackSpec
     after_each: dict[str, int]  # samples that remain correct after each of its searches
-    outside: int = 0  # samples with an adversarial image outside the ball, of a step attack
-    attacked: int = 0
 
 
 def clean_logits(model: nn.Module, pictures: ImageSet, on_done: Callable[[int], None] = lambda done: None) -> Logits:
@@ -101,9 +99,7 @@ def measure(
             say(reason)
             spec = dataclasses.replace(spec, precision="fp32")
     if not spec.searches:
-        outside = torch.zeros_like(own)
-        stepping = functools.partial(try_steps, outside=outside)
-        try_once: Callable[..., Flags] = try_inside if spec.kind == INSIDE else stepping
+        try_once = try_inside if spec.kind == INSIDE else try_steps
         left = after_tries(
             functools.partial(try_once, spec, model, view),
             pictures,
@@ -112,9 +108,8 @@ def measure(
             report=report,
             name=spec.kind,
             partial=partial,
-            outside=outside,
         )
-        return Measured(world.any_of(left), spec, {}, int(world.any_of(outside).sum()), int(correct.sum()))
+        return Measured(world.any_of(left), spec, {})
     left = run_searches(
         spec.searches,
         view,
@@ -147,20 +142,14 @@ def try_steps(
     x: Images,
     y: Labels,
     restart: int,
-    *,
-    outside: Flags,
 ) -> Flags:
-    """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict.
-
-    Samples whose adversarial image is not inside the budget are flagged in `outside`.
-    """
+    """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict."""
     kind, budget = THROUGH_MASK.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
     start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
     with torch.random.fork_rng([x.device] if x.is_cuda else []):  # for an attack that draws from torch's generator
         draws.seed_torch(spec.seed, f"inside attack/{kind}{spec.steps}", restart, int(index[0]))
         x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)
-    check_adversarial(x_adv, x, attack=kind)
-    outside[index] |= ~inside(x_adv, x, budget).cpu()
+    check_adversarial(x_adv, x, budget, attack=kind)
     return errs_inside(model, x, x_adv, y, eps=budget)
 
 
@@ -173,13 +162,8 @@ def after_tries(
     report: ImageProgress,
     name: str,
     partial: PartialResult,
-    outside: Flags | None = None,
 ) -> Flags:
-    """Which of the correct samples no try breaks; a broken sample is not tried again, nor are tries of `partial`.
-
-    Tries on samples that `attempt` flags in `outside` are not added to `partial`, so that a resumed evaluation counts
-    them.
-    """
+    """Which of the correct samples no try breaks; a broken sample is not tried again, nor are tries of `partial`."""
     correct, samples, settled = correct.clone(), correct.nonzero()[:, 0], partial.settled
     for batch in samples.split(pictures.batch_size) if len(samples) else ():
         for number in range(tries):
@@ -191,8 +175,7 @@ def after_tries(
             broken = attempt(live, *pictures.take(live), number).cpu()
             correct[live[broken]] = False
             for n, wrong in zip(live.tolist(), broken.tolist(), strict=True):
-                if outside is None or not outside[n]:
-                    partial.add(Try(name, n, number), wrong)
+                partial.add(Try(name, n, number), wrong)
         done = int(batch[-1]) + 1  # samples in between that were wrong from the start are settled too
         report(done, int(correct[:done].sum()))
     report(len(pictures), int(correct.sum()))

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pixelpart.attacks.autoattack import Try
+from pixelpart.attacks.batching import Try
 from pixelpart.errors import UserError
 from pixelpart.files import atomic_write, read_text
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from pixelpart import data, masks, models
 from pixelpart.attacks import ATTACKS, ball
-from pixelpart.attacks.autoattack import Try
+from pixelpart.attacks.batching import Try
 from pixelpart.config import MaskConfig
 from pixelpart.errors import UserError
 from pixelpart.evaluation import adaptive
@@ -111,19 +111,20 @@ def test_a_result_outside_the_threat_model_has_a_warning(model, given):
     assert "(5 * 2/255 < 12/255)" in result["adaptive-pgd5"].warnings[1]
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_images_outside_the_budget_do_not_count(everywhere, model, given, monkeypatch):
+def test_images_are_judged_by_the_budget_of_their_mask(model, given, monkeypatch):
     def up(model, x, y, budget, **settings):
         return x + (HIGH if everywhere else budget)
 
     monkeypatch.setitem(ATTACKS, "pgd", dataclasses.replace(ATTACKS["pgd"], run=up))
     x, y = 0.9 * given[0] / 255, torch.full((N,), 10)  # not a class of the model: it errs everywhere
-    outside = torch.zeros(N, dtype=torch.bool)
-    broken = try_steps(fitted("adaptive-pgd6"), model, model, torch.arange(N), x, y, 0, outside=outside)
-    dead = masks.dead(masks.heatmap(model, x))
-    assert 0 < dead.sum() < N
-    assert broken.tolist() == (dead.tolist() if everywhere else [True] * N)
-    assert outside.equal(~broken)
+    attack = fitted("adaptive-pgd6"), model, model, torch.arange(N), x, y, 0
+    everywhere = False
+    assert try_steps(*attack).all()
+    everywhere = True
+    alive = int((~masks.dead(masks.heatmap(model, x))).sum())
+    assert 0 < alive < N
+    with pytest.raises(UserError, match=rf"attack pgd left the budget or \[0, 1\] in {alive} of {N} images"):
+        try_steps(*attack)
 
 
 # -- whose mask

@@ -11,7 +11,8 @@ from torch import nn
 from pixelpart import attacks, data, draws, models
 from pixelpart.attacks import ATTACKS, SEARCHES, VERSIONS
 from pixelpart.attacks.apgd import apgd_search
-from pixelpart.attacks.autoattack import Try, autoattack
+from pixelpart.attacks.autoattack import autoattack
+from pixelpart.attacks.batching import Try
 from pixelpart.attacks.square import square_search
 from pixelpart.errors import UserError
 from pixelpart.evaluation import measure as measure_module
@@ -23,7 +24,7 @@ from pixelpart.evaluation.measure import clean_logits, measure, natural
 from pixelpart.evaluation.partial import PartialResult
 from pixelpart.evaluation.store import NOT_STORED
 from pixelpart.view.borrow import FrozenView
-from searches import CPU, EPS, plane_truth, short, stop_after
+from searches import CPU, EPS, plane_truth, short
 
 pytestmark = pytest.mark.usefixtures("short_searches")
 
@@ -161,27 +162,13 @@ def own(run):
     return attacks.Attack(attack)
 
 
-@pytest.mark.parametrize(
-    ("run", "outside"),
-    [
-        (lambda model, x, y, budget, start: start, 0),
-        (lambda model, x, y, budget, start: x + 2 * budget, 1),
-        (lambda model, x, y, budget, start: torch.where(y[:, None, None, None] == 0, x - 2 * budget, x), 0.5),
-    ],
-)
-def test_images_outside_the_ball_are_reported_also_after_a_resume(plane, pair, monkeypatch, tmp_path, run, outside):
-    monkeypatch.setitem(ATTACKS, "own", own(run))
-    correct = natural(plane, ImageSet(*pair, CPU))
-    n, m = int((correct & (pair[1] == 0)).sum()) if outside == 0.5 else int(outside * correct.sum()), int(correct.sum())
-    expected = [f"the adversarial images of {n} of {m} images were outside eps or [0, 1] and do not count"] * (n > 0)
-    settings = {"data": pair, "attacks": "own3x2", "eps": 0.02, "step_size": 0.01, "batch_size": 9, "out": tmp_path}
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(plane, **settings, name="plane", progress=stop_after(2))
-    result = evaluate(plane, **settings, name="plane")
-    assert not result["own3x2"].reused
-    assert result["own3x2"].warnings == expected
-    assert result["own3x2"].correct == m or not outside
-    assert evaluate(plane, **settings, name="plane").entries[0]["warnings"] == expected
+def shift_images_of(images):
+    """An attack that leaves the budget at the first images."""
+
+    def run(model, x, y, budget, start):
+        return torch.where(torch.arange(len(x))[:, None, None, None] < images, x + 2 * budget, start)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -196,9 +183,11 @@ def test_images_outside_the_ball_are_reported_also_after_a_resume(plane, pair, m
             r"attack own returned float32 \(\d+, 3, 6, 6\); it must return images",
         ),
         (lambda model, x, y, budget, start: None, "attack own returned NoneType; it must return images"),
+        (shift_images_of(1), r"attack own left the budget or \[0, 1\] in 1 of \d+ images; end it with .*project"),
+        (lambda model, x, y, budget, start: x + 2 * budget, r"attack own left the budget or \[0, 1\] in (\d+) of \1"),
     ],
 )
-def test_an_attack_that_returns_no_images_is_named(net, pair, monkeypatch, run, message):
+def test_an_attack_that_returns_no_images_inside_the_budget_is_named(net, pair, monkeypatch, run, message):
     monkeypatch.setitem(ATTACKS, "own", own(run))
     with pytest.raises(UserError, match=message):
         flags(net, pair, "own3")

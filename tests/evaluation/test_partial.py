@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelpart.attacks.autoattack import Try
+from pixelpart.attacks.batching import Try
 from pixelpart.errors import UserError
 from pixelpart.evaluation import partial as module
 from pixelpart.evaluation.partial import PartialResult, agree
@@ -62,7 +62,7 @@ def test_without_a_path_tries_are_kept_in_memory_only():
 def test_a_killed_process_leaves_every_try_that_it_added(path):
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from pixelpart.attacks.autoattack import Try; from pixelpart.evaluation.partial import PartialResult\n"
+        "from pixelpart.attacks.batching import Try; from pixelpart.evaluation.partial import PartialResult\n"
         f"partial = PartialResult(Path(sys.argv[1]), digest={DIGEST!r}, probe={PROBE!r})\n"
         "for n in range(7): partial.add(Try('pgd', n, 0), n % 2 == 0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pixelpart.attacks.autoattack import Try
+from pixelpart.attacks.batching import Try
 from pixelpart.cli.main import main
 from pixelpart.evaluation import measure as measure_module
 from pixelpart.evaluation.evaluate import evaluate

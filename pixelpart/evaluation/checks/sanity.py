@@ -118,13 +118,6 @@ def square_warnings(left: Mapping[str, int], n: int) -> list[str]:
     ]
 
 
-def outside_warnings(outside: int, attacked: int) -> list[str]:
-    """Warns if the attack left the ball: such images never count as errors, however wrong the model is there."""
-    if not outside:
-        return []
-    return [f"the adversarial images of {outside} of {attacked} images were outside eps or [0, 1] and do not count"]
-
-
 def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
     """Warns if the model is random, depends on the batch, returns probabilities, needs another scale or is constant."""
     x, _ = probe_images(pictures)
