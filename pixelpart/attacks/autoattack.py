@@ -85,7 +85,7 @@ def autoattack(
         classes = clean_logits.shape[1]
         check_attack_labels(y, classes, n=len(x))
         view, _ = trusted_view(net, x[:slots], search)
-        return run_searches(
+        correct, _ = run_searches(
             possible_searches(searches, classes),
             view,
             net,
@@ -95,6 +95,7 @@ def autoattack(
             seed=seed,
             slots=slots,
         )
+    return correct
 
 
 @torch.no_grad()
@@ -112,14 +113,16 @@ def run_searches(
     on_settled: Callable[[Try, bool], None] = lambda try_, broken: None,
     progress: SearchProgress = lambda search, done, total, correct: None,
     say: Callable[[str], None] = lambda line: None,
-) -> Flags:
+) -> tuple[Flags, dict[str, int]]:
     """Which of the correct samples remain correct under all searches, each run on those that the others left.
+
+    Also how many are left after each search.
 
     `view` is searched through and may be bf16; `model` decides, in fp32. `batch_of(sample numbers)` gives images,
     labels and budgets. `settled` are tries already done (a resumed run); `on_settled(try, broken)` reports each new
     try as it ends.
     """
-    correct = correct.clone()
+    correct, left = correct.clone(), dict[str, int]()
     samples = Samples(batch_of, clean_logits, model, seed)
     for name, search in searches.items():
         attacked = correct.nonzero()[:, 0].tolist()
@@ -137,7 +140,8 @@ def run_searches(
             progress(name, done, len(tries), len(attacked) - len(broken))
         progress(name, len(tries), len(tries), len(attacked) - len(broken))
         correct[list(broken)] = False
-    return correct
+        left[name] = len(attacked) - len(broken)
+    return correct, left
 
 
 def possible_searches(searches: Mapping[str, Search], classes: int) -> dict[str, Search]:

@@ -130,7 +130,7 @@ def evaluate(
                     seed=spec.seed,
                     warnings=[
                         *warnings[spec.name],
-                        *sanity.square_warnings(measured.after_each, len(pictures)),
+                        *sanity.square_warnings(measured.left_after, len(pictures)),
                     ],
                     seconds=partial.write_seconds(),
                 )

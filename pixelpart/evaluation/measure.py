@@ -37,7 +37,7 @@ class Measured(NamedTuple):
 
     correct: Flags
     spec: AttackSpec
-    after_each: dict[str, int]  # samples that remain correct after each of its searches
+    left_after: dict[str, int]  # samples that remain correct after each of its searches
 
 
 def clean_logits(model: nn.Module, pictures: ImageSet, on_done: Callable[[int], None] = lambda done: None) -> Logits:
@@ -77,13 +77,11 @@ def measure(
         return Measured(correct, spec, {})
     own, n = correct & (torch.arange(len(correct)) % world.size == world.rank), len(correct)
     scale = int(correct.sum()) / max(1, int(own.sum()))  # from this process's samples to all
-    after_each: dict[str, int] = {}
 
     def report(done: int, left: int) -> None:
         progress(spec.name, done, n, f"{min(1.0, left * scale / max(1, done)):.2%} correct")
 
     def report_search(search: str, done: int, total: int, left: int) -> None:
-        after_each[search] = left
         title = spec.name if len(spec.searches) == 1 else f"{spec.name} {search}"
         progress(title, done, total, f"{min(1.0, left * scale / n):.2%} correct")
 
@@ -99,7 +97,7 @@ def measure(
             say(reason)
             spec = dataclasses.replace(spec, precision="fp32")
     if not spec.searches:
-        try_once = try_inside if spec.kind == INSIDE else try_steps
+        try_once: Callable[..., Flags] = try_inside if spec.kind == INSIDE else try_steps
         left = after_tries(
             functools.partial(try_once, spec, model, view),
             pictures,
@@ -110,7 +108,7 @@ def measure(
             partial=partial,
         )
         return Measured(world.any_of(left), spec, {})
-    left = run_searches(
+    left, left_after = run_searches(
         spec.searches,
         view,
         functools.partial(logits_of, model, kind="adversarial images"),
@@ -124,8 +122,8 @@ def measure(
         progress=report_search,
         say=functools.cache(say),  # each search may report the same line
     )
-    counts = world.total(torch.tensor(list(after_each.values())))
-    return Measured(world.any_of(left), spec, dict(zip(after_each, counts.tolist(), strict=True)))
+    counts = world.total(torch.tensor(list(left_after.values())))
+    return Measured(world.any_of(left), spec, dict(zip(left_after, counts.tolist(), strict=True)))
 
 
 def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, Labels, Tensor]:

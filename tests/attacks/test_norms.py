@@ -113,8 +113,9 @@ def test_an_error_counts_only_inside_the_ball_of_the_norm(norm, budget, broken):
         return x[samples], y[samples], torch.full((len(samples), 1, 1, 1), budget)
 
     correct, model = torch.ones(3, dtype=torch.bool), errs_when_changed
-    left = run_searches({"jump": search}, model, model, batch_of, model(x), correct, seed=0, slots=3)
+    left, counts = run_searches({"jump": search}, model, model, batch_of, model(x), correct, seed=0, slots=3)
     assert {i for i in range(3) if not left[i]} == broken
+    assert counts == {"jump": 3 - len(broken)}
 
 
 @pytest.mark.gpu
@@ -130,7 +131,7 @@ def test_on_a_gpu_the_step_is_captured_and_breaks_the_same_samples(norm, make_ne
             return images[samples], labels[samples], budget_per_sample(RADII[norm] / 3, images[samples])
 
         clean, correct = model(images), torch.ones(24, dtype=torch.bool)
-        left = run_searches({"a": search}, model, model, batch_of, clean, correct, seed=0, slots=7, say=said.append)
+        left, _ = run_searches({"a": search}, model, model, batch_of, clean, correct, seed=0, slots=7, say=said.append)
         broken[device] = {i for i in range(24) if not left[i]}
     assert said == []  # it reports a capture that fails
     assert len(broken["cpu"] ^ broken["cuda"]) <= 1

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("short_versions")
 def run(searches, model, x, y, budget, *, view=None, slots=5, seed=0, **settings):
     """run_searches on images in memory, with the tries that it settled."""
     tries, budgets = {}, budget_per_sample(budget, x)
-    left = run_searches(
+    left, _ = run_searches(
         searches,
         view or model,
         model,
