@@ -17,7 +17,6 @@ from pixelpart.attacks.pgd import run_steps
 from pixelpart.losses import SampleLoss, margin, targeted_margin, without
 from pixelpart.types import Budget, Images, Labels, Model
 from pixelpart.view.borrow import FrozenView, borrowed
-from pixelpart.view.views import view_in
 
 Starts = Float[Tensor, "targets b c h w"]
 
@@ -32,7 +31,6 @@ def mma(
     steps: int,
     targets: int = 3,
     start: str | Images | Starts = "uniform",
-    search: str = "fp32",
     generator: torch.Generator | None = None,
     ascend: Callable[..., Images] | None = None,
 ) -> Images:
@@ -47,7 +45,6 @@ def mma(
         check_attack_inputs(x, budget, step_size=step_size, steps=steps, start=start)
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
-        net = view_in(net, search, x)
         clean = net(x)
         if not isinstance(model, FrozenView):
             check_attack_labels(y, clean.shape[1], n=len(x))

@@ -11,7 +11,6 @@ from pixelpart.errors import UserError, choose
 from pixelpart.losses import LOSSES, SampleLoss, kl
 from pixelpart.types import Budget, Images, Labels, Logits, Model
 from pixelpart.view.borrow import FrozenView, borrowed
-from pixelpart.view.views import view_in
 
 
 def pgd(
@@ -24,22 +23,20 @@ def pgd(
     steps: int,
     loss: str | SampleLoss = "ce",
     start: str | Images = "uniform",
-    search: str = "fp32",
     generator: torch.Generator | None = None,
     ascend: Callable[..., Images] | None = None,
 ) -> Images:
     """Adversarial images after `steps` times x_adv <- project(x_adv + step_size * sign(gradient of the loss)).
 
     y is what the loss compares the logits with: labels, or for "kl" the clean logits; if labels are given with "kl",
-    the clean logits are computed once. `start` is uniform, normal, none, or an image batch to start from. With
-    `search="bf16"` gradients come from a bf16 view of the model. `ascend` replaces `signed_step`.
+    the clean logits are computed once. `start` is uniform, normal, none, or an image batch to start from. `ascend`
+    replaces `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     if not isinstance(model, FrozenView):  # a view comes from the training step, which must not wait for the device
         check_attack_inputs(x, budget, step_size=step_size, steps=steps, start=start)
     budget = in_dtype_of(x, budget)
     with torch.no_grad(), borrowed(model) as net:
-        net = view_in(net, search, x)
         if not isinstance(model, FrozenView):
             check_attack_labels(y, net(x[:1]).shape[1], n=len(x))
         if not y.is_floating_point():

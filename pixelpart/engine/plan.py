@@ -135,10 +135,8 @@ def _method(config: Config, name: str, classes: int, *, attacked: bool) -> dict[
     if smoothing := config.objective.smoothing:
         loss = functools.partial(_smoothed_loss, loss, smoothing, classes)
     return {
-        "attack": TrainingAttack(
-            config.attack.name, functools.partial(attack.run, **settings), method.start, attack.starts, away_from
-        ),
-        "objective": TrainingObjective(name, loss, classes),
+        "attack": TrainingAttack(functools.partial(attack.run, **settings), method.start, attack.starts, away_from),
+        "objective": TrainingObjective(loss, classes),
     }
 
 

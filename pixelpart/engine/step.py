@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pixelpart import draws
@@ -17,10 +16,9 @@ from pixelpart.config import Config
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
-from pixelpart.errors import UserError
 from pixelpart.losses import likeliest, one_hot
 from pixelpart.masks import BudgetPolicy, draw_blobs
-from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Model, Share, Targets
+from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Share, Targets
 from pixelpart.view.borrow import FrozenView
 
 
@@ -28,7 +26,6 @@ from pixelpart.view.borrow import FrozenView
 class TrainingAttack:
     """The inner maximisation: which attack, where it starts, and what it moves the prediction away from."""
 
-    name: str
     run: Callable[..., Tensor]  # run(model, x, away_from, budget, start=...) -> x_adv
     start: str  # kind of start: uniform, normal or none
     starts: int  # start images for each image
@@ -39,7 +36,6 @@ class TrainingAttack:
 class TrainingObjective:
     """The outer minimisation."""
 
-    name: str
     loss: Callable[..., Tensor]  # loss(model, x, x_adv, targets), label smoothing included
     classes: int
     awp: float = 0.0  # how far the weights are perturbed, relative to their norms
@@ -129,11 +125,11 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     budget, share, dead = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
     start = start_points(x, budget, batch.noise, kind=phase.attack.start)
     away_from = attack_target(phase.attack, targets, y, clean)
-    x_adv = adversarial_images(phase.attack, view, x, away_from, budget, start)  # Algorithm 2
+    x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
 
     # Algorithm 3, line 8
     loss = state.descend(
-        lambda: training_loss(phase.objective, state.network, x, x_adv, targets), n=len(y), awp=phase.objective.awp
+        lambda: phase.objective.loss(state.network, x, x_adv, targets), n=len(y), awp=phase.objective.awp
     )
     state.tally.add(loss, budget, share, dead, n=len(y))
 
@@ -215,26 +211,3 @@ def attack_target(attack: TrainingAttack, targets: Targets, y: Labels, clean: Cl
         assert clean is not None
         return clean.logits
     return targets if attack.away_from == "targets" else y
-
-
-def adversarial_images(
-    attack: TrainingAttack, view: FrozenView, x: Images, away_from: Tensor, budget: Budget, start: Tensor
-) -> Images:
-    """What the attack returns; a UserError that names it unless these are as many images as x."""
-    x_adv = attack.run(view, x, away_from, budget, start=start)
-    if x_adv.shape != x.shape:
-        raise UserError(f"attack {attack.name} returned shape {tuple(x_adv.shape)} for images {tuple(x.shape)}")
-    return x_adv
-
-
-def training_loss(
-    objective: TrainingObjective, network: Model, x: Images, x_adv: Images, targets: Targets
-) -> Float[Tensor, ""]:
-    """The objective's loss; a UserError that names it unless the loss is one number with a gradient."""
-    loss = objective.loss(network, x, x_adv, targets)
-    if loss.ndim:
-        shape = tuple(loss.shape)
-        raise UserError(f"objective {objective.name} returned a loss of shape {shape}; it must be one number: .mean()")
-    if not loss.requires_grad:
-        raise UserError(f"objective {objective.name} returned a loss without gradient (detached, or under no_grad)")
-    return loss

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pixelpart.errors import UserError, choose
-from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.view.borrow import FilledModule, FrozenView, LinearWeights
 from pixelpart.view.capture import compiled
 from pixelpart.view.fold import Folds, fold_batch_norm, folded_weights
@@ -157,22 +155,6 @@ def search_view(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = Fa
             if isinstance(module, nn.Conv2d):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return FrozenView(features, view.head.bound(), view.pooled_linear)
-
-
-def view_in(model: Any, search: str, x: Tensor) -> Any:
-    """The network to attack in this precision: in fp32 the model itself, in bf16 a view of it."""
-    dtype = choose(PRECISIONS, search, "search")
-    if dtype is None or isinstance(model, FrozenView):
-        return model
-    view = search_view(model, dtype=dtype, fuse=x.is_cuda)
-    if view is None:
-        raise UserError(f"torch.fx cannot trace this model, so there is no search in {search}; choose fp32")
-    try:
-        view(x[:1])
-    except RuntimeError as error:  # a layer that does not take this type
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the model cannot be computed in {search}, choose fp32: {reason}") from None
-    return view
 
 
 class _Unsplit(nn.Module):

@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
-from pixelpart import models
-from pixelpart.attacks import draw_noise, mma, pgd, project, start_point
+from pixelpart.attacks import draw_noise, pgd, project, start_point
 from pixelpart.errors import UserError
 from pixelpart.losses import LOSSES, kl
 
@@ -94,30 +92,6 @@ def test_unknown_names_are_refused_with_the_choices(make_net, make_batch):
         pgd(net, x, y, budget, step_size=0.1, steps=1, loss="cw")
     with pytest.raises(UserError, match="unknown start 'zero'; choose from none, normal, uniform"):
         pgd(net, x, y, budget, step_size=0.1, steps=1, start="zero")
-
-
-def test_a_bf16_search_moves_almost_every_pixel_as_in_fp32():
-    model = models.build("tiny-cnn", generator=torch.Generator().manual_seed(1)).eval()
-    x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    y = torch.arange(8)
-    one = {"step_size": 2 / 255, "steps": 1, "start": "none"}
-    exact, rounded = (pgd(model, x, y, 8 / 255, **one, search=search) for search in ("fp32", "bf16"))
-    assert rounded.dtype == torch.float32
-    same = (exact == rounded).float().mean()
-    assert 0.9 < same < 1
-    assert (rounded - x).abs().max() <= 2 / 255 + 1e-6
-
-
-def test_a_precision_that_the_model_does_not_support_is_refused(make_net, make_batch):
-    x, y, budget = make_batch()
-    with pytest.raises(UserError, match="unknown search 'fp8'; choose from bf16, fp32"):
-        pgd(make_net(), x, y, budget, step_size=0.1, steps=1, search="fp8")
-    with pytest.raises(UserError, match="cannot trace this model, so there is no search in bf16; choose fp32"):
-        pgd(lambda z: z.flatten(1)[:, :5], x, y, budget, step_size=0.1, steps=1, search="bf16")
-    half = nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(), nn.Flatten(), nn.Linear(4 * x[0, 0].numel(), 5))
-    for attack in (pgd, mma):
-        with pytest.raises(UserError, match="the model cannot be computed in bf16, choose fp32: "):
-            attack(half, x, y, budget, step_size=0.1, steps=1, search="bf16")
 
 
 def per_class(logits, y):

@@ -13,7 +13,6 @@ from pixelpart import draws, masks
 from pixelpart.data import augment
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import train_step
-from pixelpart.errors import UserError
 from steps import METHODS, SIZE, batch_for, decay_at, plan_for, state_for
 
 EPS, LOW, STEP = 8 / 255, 7 / 255, 3 / 255
@@ -258,35 +257,3 @@ def test_a_step_does_not_use_the_global_generator():
     before = torch.get_rng_state()
     train_step(state, plan.main, batch)
     assert torch.equal(before, torch.get_rng_state())
-
-
-# -- methods of the user's own
-
-
-def with_attack(phase, run):
-    return dataclasses.replace(phase, attack=dataclasses.replace(phase.attack, name="own", run=run))
-
-
-def with_loss(phase, loss):
-    return dataclasses.replace(phase, objective=dataclasses.replace(phase.objective, name="own", loss=loss))
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda model, x, x_adv, y: F.cross_entropy(model(x), y, reduction="none"), r"a loss of shape \(6,\)"),
-        (lambda model, x, x_adv, y: F.cross_entropy(model(x), y).detach(), "a loss without gradient"),
-    ],
-)
-@pytest.mark.parametrize("gamma", [0.0, 0.01])
-def test_an_objective_that_returns_no_mean_is_named(loss, message, gamma):
-    plan = plan_for("at", awp={"gamma": gamma})
-    with pytest.raises(UserError, match=f"objective own returned {message}"):
-        train_step(state_for(plan), with_loss(plan.phase(0), loss), batch_for(plan.main))
-
-
-def test_an_attack_that_returns_fewer_images_is_named():
-    plan = plan_for("at")
-    phase = with_attack(plan.main, lambda model, x, y, budget, *, start: x[1:])
-    with pytest.raises(UserError, match=r"attack own returned shape \(5, 3, 16, 16\) for images \(6, 3, 16, 16\)"):
-        train_step(state_for(plan), phase, batch_for(plan.main))
