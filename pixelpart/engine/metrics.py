@@ -1,6 +1,6 @@
 """What is measured after every epoch: accuracy on fixed images under fixed noise, damage, collapse; the metrics row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from pixelpart.runs import MetricsRow
 from pixelpart.types import Budget, Images, Labels
 from pixelpart.view.borrow import FrozenView
 
-EPOCH_COLUMNS = ("epoch", "phase", "loss", "natural", "PGD", "images/s", "seconds")
 DAMAGE_IMAGES = 128  # on which the first-order damage is computed
 
 
@@ -129,29 +128,3 @@ def epoch_row(
         "dead_cams": round(sums["dead"]),
         "damage": phase_damage(state, phase, *images, objects=objects),
     }
-
-
-def summary_line(row: MetricsRow, epochs: int) -> str:
-    """The row as a line for the screen and the log."""
-    return (
-        f"epoch {row['epoch']}/{epochs} {row['phase']}: loss {row['loss']:.4f}, natural {row['natural']:.1%}, "
-        f"pgd {row['pgd']:.1%} ({row['measured_on']}), pgd on training images {row['train_pgd']:.1%}, "
-        f"{row['seconds']:.1f} s"
-    )
-
-
-def conclusion(rows: Sequence[MetricsRow], best_epoch: int | None) -> str:
-    """The epoch of the best checkpoint, by held-out images, with its row if that is known; else the last epoch."""
-    accuracy = ", natural {natural:.1%}, pgd {pgd:.1%} ({measured_on})"
-    if best_epoch is None:
-        why = "; no images were held out, so best is the last epoch" if rows[-1]["measured_on"] == "test" else ""
-        return f"last: epoch {rows[-1]['epoch']}{accuracy.format_map(rows[-1])}{why}"
-    measured = (accuracy.format_map(row) for row in rows if row["epoch"] == best_epoch)
-    return f"best: epoch {best_epoch} (lowest robust cross-entropy){''.join(measured)}"
-
-
-def row_cells(row: MetricsRow, epochs: int) -> list[str]:
-    """The row in the columns EPOCH_COLUMNS; a value that the epoch in progress does not have yet is left empty."""
-    forms = {"phase": "", "loss": ".4f", "natural": ".1%", "pgd": ".1%", "images_per_second": ",.0f", "seconds": ".1f"}
-    cells = [f"{row[name]:{form}}" if name in row else "" for name, form in forms.items()]
-    return [f"{row['epoch']}/{epochs}", *cells]

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from pixelpart import draws
-from pixelpart.config import Config, write_fraction
-from pixelpart.engine import metrics, training_data
+from pixelpart.config import Config
+from pixelpart.engine import messages, metrics, training_data
 from pixelpart.engine.checkpoint import Position, RunCheckpoints, find_parent
 from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.plan import Plan, build_plan
@@ -115,7 +115,7 @@ class Trainer:
         self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
-        self.table = LiveTable(metrics.EPOCH_COLUMNS)
+        self.table = LiveTable(messages.EPOCH_COLUMNS)
         self.rows: list[MetricsRow] = []  # of metrics.jsonl
         self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
         self.collapsed_to: int | None = None  # the only class that the model predicts
@@ -146,10 +146,14 @@ class Trainer:
             if end == epochs:
                 self.say(f"{self.folder.path} is finished: {epochs} epochs")
             return
-        self.announce()
+        opening = messages.opening_lines(
+            self.plan, self.state, self.position, self.loader, captured=isinstance(self.step, CapturedStep)
+        )
+        for line in [*opening, *self.notes]:
+            self.say(line)
         arithmetic = fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        self.table.rows = [metrics.row_cells(row, epochs) for row in self.rows]
+        self.table.rows = [messages.row_cells(row, epochs) for row in self.rows]
         try:
             with arithmetic, generators, stop_requests() as stop, self.screen.bars(table=self.table) as progress:
                 self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
@@ -169,7 +173,7 @@ class Trainer:
         if end == epochs and self.world.leads:
             if self.collapsed_to is not None:
                 self.report_collapse()
-            self.say(metrics.conclusion(self.rows, self.position.best_epoch))
+            self.say(messages.conclusion(self.rows, self.position.best_epoch))
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
@@ -229,9 +233,9 @@ class Trainer:
         if self.world.leads:
             self.rows.append(row)
             self.folder.write_metrics(self.rows)
-        self.table.rows.append(metrics.row_cells(row, self.config.epochs))
+        self.table.rows.append(messages.row_cells(row, self.config.epochs))
         self.table.current = ()
-        self.say(metrics.summary_line(row, self.config.epochs), in_table=True)
+        self.say(messages.summary_line(row, self.config.epochs), in_table=True)
         self.check_collapse()
         if row["dead_cams"] >= sums["images"]:
             self.say("every heat map of this epoch was zero, so all pixels had eps: is the feature map a single point?")
@@ -293,42 +297,9 @@ class Trainer:
             self.report_collapse()
 
     def report_collapse(self) -> None:
-        n, label = len(self.probe_sets[self.measured_on][1]), self.collapsed_to
-        name = self.config.classes[label] if label is not None and self.config.classes else label
-        self.say(
-            f"collapsed: all {n} {self.measured_on} images are predicted as class {name}; "
-            "try a smaller --eps, more --epochs, a longer start without attack (--burn-in.eps 0 and --burn-in.epochs), "
-            "--eps-ramp or a lower --optim.lr"
-        )
-
-    def announce(self) -> None:
-        config, steps, step = self.config, self.loader.steps, self.position.step
-        captured = isinstance(self.step, CapturedStep)
-        if self.position.forked_here:
-            self.say(f"forked from {config.init_from}, at step {step}, config {config.hash()}")
-        elif step:
-            self.say(f"resumed at step {step}: step {step % steps} of {steps} in epoch {self.position.epoch + 1}")
-        else:
-            where = f"{self.device}" if captured else f"{self.device}, uncompiled"
-            self.say(f"{config.recipe}: {config.epochs} epochs of {steps} steps on {where}, config {config.hash()}")
-            if config.recipe.startswith("folder-"):
-                self.say(training_data.settings_line(config, len(self.loader)))
-        if self.plan.main.mask is not None and config.eps_low > config.eps:
-            low, high = write_fraction(config.eps_low), write_fraction(config.eps)
-            self.say(f"eps_low {low} is above eps {high}: marked pixels have the smaller budget")
-        for note in self.notes:
-            self.say(note)
-        reads = self.plan.main.mask and self.plan.main.mask.source.raw and config.mask.layer == "features"
-        if reads and (found := getattr(self.plan.model, "found", "")):
-            self.say(f"maps are read from {found}")
-        if captured:
-            self.say("the step is compiled on first use; this takes about a minute")
-        if self.world.size > 1:
-            self.say(f"{self.world.size} processes share every batch; their steps run uncompiled")
-        if not self.state.attack_view.folded:
-            self.say(f"torch.fx cannot trace {config.model}: batch norm is not folded and everything runs in fp32")
-        elif config.precision != "fp32" and not self.state.low_precision:
-            self.say(f"{config.model} does not run in {config.precision}; it is trained in its own precision")
+        assert self.collapsed_to is not None
+        images = f"{len(self.probe_sets[self.measured_on][1])} {self.measured_on}"
+        self.say(messages.collapse_line(self.config, self.collapsed_to, images))
 
     def show_progress(self, progress: Progress) -> None:
         """Updates the bar and, on a terminal, the row of the epoch in progress."""
@@ -339,7 +310,7 @@ class Trainer:
             seconds = time.monotonic() - self.epoch_began
             rate = self.epoch_images * self.world.size / seconds
             row = self.so_far | {"images_per_second": rate, "seconds": seconds}
-            self.table.current = metrics.row_cells(row, self.config.epochs)
+            self.table.current = messages.row_cells(row, self.config.epochs)
 
     def say(self, line: str, *, in_table: bool = False) -> None:
         """Logs a line and shows it, unless a live table already has what it says."""

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from pixelpart import data, draws
-from pixelpart.config import Config, is_user_code, write_fraction
+from pixelpart.config import Config, is_user_code
 from pixelpart.data.loader import Loader, as_float, split_holdout
 from pixelpart.errors import UserError
-from pixelpart.objectives import OBJECTIVES
 from pixelpart.recipes import fill_in
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.world import World
@@ -48,20 +47,6 @@ def with_data_fields(config: Config) -> Config:
         if getattr(config, field) not in (0, (), value):
             raise UserError(f"{config.dataset} has {field} {value}, but the config says {getattr(config, field)}")
     return fill_in(config.model_copy(update=found), entry.counts["train"])
-
-
-def settings_line(config: Config, images: int) -> str:
-    """What was chosen for this number of pictures; every value has a flag."""
-    burn_in = config.burn_in
-    eps = burn_in.eps if isinstance(burn_in.eps, str) else write_fraction(burn_in.eps)
-    beta = f" --objective.beta {config.objective.beta:g}" if OBJECTIVES[config.objective.name].weighted else ""
-    return (
-        f"{images} images to train on, {config.holdout} held out, {config.num_classes} classes, "
-        f"{'grey' if config.channels == 1 else 'colour'}: --model {config.model} --augment {config.augment} "
-        f"--epochs {config.epochs} --batch-size {config.batch_size} --optim.lr {config.optim.lr:g} "
-        f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {burn_in.epochs} "
-        f"--burn-in.eps {eps} --eps-ramp {config.eps_ramp}{beta}{'; burn-in has no attack' * (burn_in.eps == 0)}"
-    )
 
 
 def load(

@@ -10,7 +10,7 @@ from torch import nn
 from metrics_rows import metrics_row
 from pixelpart import draws, models
 from pixelpart.config import Config
-from pixelpart.engine import metrics
+from pixelpart.engine import messages, metrics
 from pixelpart.models import Classifier
 from pixelpart.view.views import Folding
 
@@ -101,5 +101,5 @@ def test_a_probe_has_eps_at_every_pixel_also_for_a_run_with_a_mask(linear):
 def test_conclusion_has_the_accuracies_of_the_best_epoch():
     rows = [metrics_row(epoch, natural=natural, pgd=natural / 2) for epoch, natural in ((1, 0.4), (2, 0.6), (3, 0.5))]
     best = "best: epoch 2 (lowest robust cross-entropy), natural 60.0%, pgd 30.0% (held-out)"
-    assert metrics.conclusion(rows, 2) == best
-    assert metrics.conclusion(rows, None) == "last: epoch 3, natural 50.0%, pgd 25.0% (held-out)"
+    assert messages.conclusion(rows, 2) == best
+    assert messages.conclusion(rows, None) == "last: epoch 3, natural 50.0%, pgd 25.0% (held-out)"

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +15,13 @@ from pixelpart import data, draws, recipes
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data import augment
+from pixelpart.engine.messages import collapse_line, settings_line
 from pixelpart.engine.metrics import collapsed_class
 from pixelpart.engine.plan import build_plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import StepBatch, train_step
 from pixelpart.engine.train import train
-from pixelpart.engine.training_data import load, settings_line, with_data_fields
+from pixelpart.engine.training_data import load, with_data_fields
 from pixelpart.errors import UserError
 from pixelpart.runs import Run
 from pixelpart.runtime.progress import Screen
@@ -305,13 +305,8 @@ def test_collapse_is_reported_if_it_lasts_after_the_eps_ramp_and_at_the_end(tmp_
 
 @pytest.mark.parametrize(("classes", "name"), [(("cat", "dog"), "dog"), ((), "1")])
 def test_the_class_of_a_collapse_is_named_where_classes_have_names(classes, name):
-    lines = []
-    trainer = SimpleNamespace(
-        probe_sets={"held-out": (None, range(5))}, measured_on="held-out", collapsed_to=1,
-        config=SimpleNamespace(classes=classes), say=lines.append,
-    )  # fmt: skip
-    sys.modules["pixelpart.engine.train"].Trainer.report_collapse(trainer)
-    assert lines[0].startswith(f"collapsed: all 5 held-out images are predicted as class {name}; ")
+    line = collapse_line(Config(classes=classes), 1, "5 held-out")
+    assert line.startswith(f"collapsed: all 5 held-out images are predicted as class {name}; ")
 
 
 def test_collapse_is_one_prediction_for_images_of_several_classes():

@@ -12,7 +12,8 @@ import torch
 
 from pixelpart import data, draws
 from pixelpart.engine import train as train_module
-from pixelpart.engine.metrics import EPOCH_COLUMNS, ProbeResult
+from pixelpart.engine.messages import EPOCH_COLUMNS
+from pixelpart.engine.metrics import ProbeResult
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import BudgetPolicy
