@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.controls import draw_blobs, flat, inverted, same_area, shuffled, unchanged
-from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, pooled_cam, upscale, xgradcam
+from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, model_map, pooled_cam, upscale, xgradcam
 from pixelpart.masks.policy import BudgetPolicy, budget, budget_policy
 from pixelpart.masks.rules import above_mean, above_quantile, dead, official, parse_rule, power, rank, soft, zscore
 from pixelpart.masks.sources import (
@@ -22,7 +22,6 @@ from pixelpart.masks.sources import (
     gradient,
     gradient_settings,
     margin,
-    model_map,
     object_mask,
     parse_source,
     quadrant,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pixelpart import masks
 from pixelpart.errors import UserError, choose
 from pixelpart.masks.attention import attention_map
+from pixelpart.masks.sources import SourceInputs
 from pixelpart.types import Activations, Heatmap, Images, Labels, Map
 from pixelpart.view.borrow import borrowed
 
@@ -85,6 +86,18 @@ def cam(
             acts = fixed.features(x)
             target = fixed.head(acts).argmax(1) if target is None else target
         return features_cam(fixed, acts, target, method=method)
+
+
+def model_map(inputs: SourceInputs, *, method: str) -> Map:
+    """The source of a class activation map, or an attention map.
+
+    At the last layer a class activation map needs no more than a clean pass; other layers and attention maps take a
+    pass of their own through `model`.
+    """
+    if inputs.layer == "features" and method in masks.CAMS and inputs.acts is not None:
+        assert inputs.target is not None
+        return features_cam(inputs.view, inputs.acts, inputs.target, method=method)
+    return cam(inputs.model, inputs.x, inputs.target, method=method, layer=inputs.layer)
 
 
 def heatmap(

@@ -12,8 +12,6 @@ from torch import Tensor
 from pixelpart import losses, masks
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.losses import ce
-from pixelpart.masks.controls import Noise
-from pixelpart.masks.maps import cam, features_cam
 from pixelpart.types import Heatmap, Images, Labels, Logits, Map
 
 CORNERS = ("ul", "ur", "bl", "br")
@@ -31,7 +29,7 @@ class SourceInputs:
     view: Any = None  # the model as the attack sees it
     acts: Tensor | None = None  # the clean pass: what `view` computed for x
     logits: Logits | None = None
-    noise: Noise | None = None  # normal numbers on a coarse grid, drawn for every step
+    noise: Map | None = None  # normal numbers on a coarse grid, drawn for every step
     objects: Shaped[Tensor, "b h w"] | None = None  # 1 on the true object of each image, else 0
 
 
@@ -40,23 +38,11 @@ class Source:
     """An entry of the table of sources."""
 
     maps: Callable[..., Map]  # maps(inputs, **settings)
-    raw: bool = False  # maps are min-max scaled and resized to the image; else they are heat at image size
+    raw: bool = False  # returns raw maps, which the policy min-max scales and resizes; else heat at image size
     from_model: bool = False  # reads the network, so that its maps may be stored
     of_image: bool = False  # belongs to the image before augmentation, and moves with it
     per_image: bool = False  # a map is one number, which may be anything and is compared with those of other images
     settings: Callable[[str], dict[str, Any]] | None = None  # reads what follows the colon of name:setting
-
-
-def model_map(inputs: SourceInputs, *, method: str) -> Map:
-    """A class activation map, or an attention map.
-
-    At the last layer a class activation map needs no more than a clean pass; other layers and attention maps take a
-    pass of their own through `model`.
-    """
-    if inputs.layer == "features" and method in masks.CAMS and inputs.acts is not None:
-        assert inputs.target is not None
-        return features_cam(inputs.view, inputs.acts, inputs.target, method=method)
-    return cam(inputs.model, inputs.x, inputs.target, method=method, layer=inputs.layer)
 
 
 def gradient(inputs: SourceInputs, *, sigma: float = 0.0) -> Heatmap:
