@@ -31,7 +31,7 @@ FOLDERS = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class ListedAccuracy:
     """An accuracy, and how it was measured."""
 
     accuracy: float
@@ -53,8 +53,8 @@ class ListedRun:
     seed: int | None = None
     epoch: int = 0  # the last that is finished
     epochs: int = 0
-    natural: Measured | None = None
-    robust: Measured | None = None  # under the attack with the lowest accuracy
+    natural: ListedAccuracy | None = None
+    robust: ListedAccuracy | None = None  # under the attack with the lowest accuracy
     problem: str = ""
     config: Config | None = None  # None if it cannot be read
 
@@ -161,7 +161,7 @@ def read_run(folder: Path) -> ListedRun:
     )  # fmt: skip
 
 
-def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Measured | None]:
+def _results(config: Config, entries: list[Entry]) -> tuple[ListedAccuracy | None, ListedAccuracy | None]:
     """Natural accuracy, and the lowest under an attack at 8/255, else at any eps; of one checkpoint and split.
 
     Of each attack, the result on the most images counts.
@@ -186,15 +186,15 @@ def _results(config: Config, entries: list[Entry]) -> tuple[Measured | None, Mea
     )
 
 
-def _measured(entry: Entry) -> Measured:
+def _measured(entry: Entry) -> ListedAccuracy:
     accuracy, attack, eps = entry["accuracy"], entry["attack"], entry["eps"]
     warnings = tuple(entry.get("warnings", ()))
-    return Measured(accuracy, attack, eps, entry["n"], entry["split"], entry["checkpoint"], warnings)
+    return ListedAccuracy(accuracy, attack, eps, entry["n"], entry["split"], entry["checkpoint"], warnings)
 
 
-def _during_training(config: Config, row: MetricsRow, name: str) -> Measured:
+def _during_training(config: Config, row: MetricsRow, name: str) -> ListedAccuracy:
     attack, eps = ("natural", 0.0) if name == "natural" else (f"pgd{config.attack.steps}", config.eps)
-    return Measured(row[name], attack, eps, config.holdout or config.probe, row["measured_on"], None)
+    return ListedAccuracy(row[name], attack, eps, config.holdout or config.probe, row["measured_on"], None)
 
 
 def holder(folder: Path) -> str:

@@ -71,7 +71,7 @@ def add_target(parser: Parser, *, images: str, several: bool = False) -> None:
     """What `evaluate`, `check` and `corruptions` measure, on which images and where; read by `target_settings`."""
     add = parser.add_argument
     add(
-        "subjects",
+        "models",
         metavar="MODEL",
         nargs="+" if several else 1,
         help="run folder; .safetensors checkpoint; .pt2 archive of torch.export; or module:function that returns an "
@@ -104,7 +104,7 @@ def add_name(parser: Parser) -> None:
 def target_settings(found: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `evaluate`, `check` and `corruptions` that `add_target` reads; sets the threads."""
     use_threads(found)
-    use_model(found, found.subjects)
+    use_model(found, found.models)
     names = ("data", "size", "skip_bad", "images", "out", "checkpoint", "batch_size", "device")
     return {name: getattr(found, name) for name in names} | {"root": found.data_root}
 
@@ -139,21 +139,21 @@ def add_checkpoint(parser: Any) -> None:
     parser.add_argument("--checkpoint", default="best", help="checkpoint of a run folder: best, last or epoch-N")
 
 
-def use_model(found: argparse.Namespace, subjects: Sequence[str | Path]) -> None:
+def use_model(found: argparse.Namespace, named: Sequence[str | Path]) -> None:
     """Allows the user code that each --model names, which has to be the network of one of the runs.
 
-    Only the command line may do so, never a config file. Several subjects are looked up before any work.
+    Only the command line may do so, never a config file. Several models are looked up before any work.
     """
-    if found.model is None and len(subjects) == 1:
+    if found.model is None and len(named) == 1:
         return
     from pixelpart import models
     from pixelpart.evaluation.target import find_config
 
-    configs = [find_config(subject, checkpoint=found.checkpoint) for subject in subjects]
+    configs = [find_config(model, checkpoint=found.checkpoint) for model in named]
     theirs = [config.model for config in configs if config]
     for name in found.model or ():
         if name not in theirs:
-            raise UserError(f"--model {name}: {subjects[0]} has {theirs[0] if theirs else 'a network of its own'}")
+            raise UserError(f"--model {name}: {named[0]} has {theirs[0] if theirs else 'a network of its own'}")
         models.use(name)
     for name in theirs:
         models.require_use(name)

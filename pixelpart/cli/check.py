@@ -26,7 +26,7 @@ def check(args: list[str]) -> int:
     screen = Screen(quiet=found.quiet)
     with screen.bars() as move:
         report = run_check(
-            found.subjects[0],
+            found.models[0],
             surrogate=found.surrogate,
             eps=found.eps,
             step_size=found.step_size,

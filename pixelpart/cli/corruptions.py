@@ -40,7 +40,7 @@ def corruptions(args: list[str]) -> None:
     screen = Screen(quiet=found.quiet)
     with screen.bars() as move:
         result = run_corruptions(
-            found.subjects[0], names=found.names, severities=found.severities, folder=found.folder, frost=found.frost,
+            found.models[0], names=found.names, severities=found.severities, folder=found.folder, frost=found.frost,
             name=found.name, say=screen.say, progress=move, **target_settings(found),
         )  # fmt: skip
     print_result(result, as_json=found.json)

@@ -56,8 +56,8 @@ def evaluate(args: list[str]) -> int:
     )
     add_output(parser, json="print a list of entries of eval.json, each with its model")
     found = parser.parse_all(args)
-    if found.name is not None and len(found.subjects) > 1:
-        raise UserError(f"--name {found.name} names one model, not {len(found.subjects)}")
+    if found.name is not None and len(found.models) > 1:
+        raise UserError(f"--name {found.name} names one model, not {len(found.models)}")
     if found.workers == 1:
         evaluate_in_process(found)
         return 0
@@ -82,20 +82,20 @@ def evaluate_in_process(found: argparse.Namespace) -> None:
     with joined() as world:
         screen = Screen(quiet=found.quiet or not world.leads)
         settings["device"] = found.device or local_device()
-        for subject in found.subjects:
+        for model in found.models:
             try:
                 with screen.bars("tries") as move:
                     result = run_evaluation(
-                        subject, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
+                        model, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
                         seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say,
                         progress=move, world=world, **settings,
                     )  # fmt: skip
             except KeyboardInterrupt:
-                if found.out or Path(subject).is_dir():
+                if found.out or Path(model).is_dir():
                     screen.say("stopped; the same command continues from the stored results")
                 raise
-            entries += [{"model": subject} | entry for entry in result.entries]
+            entries += [{"model": model} | entry for entry in result.entries]
             if world.leads and not found.json:
-                print(f"{subject}:\n{result}" if len(found.subjects) > 1 else result, flush=True)
+                print(f"{model}:\n{result}" if len(found.models) > 1 else result, flush=True)
     if world.leads and found.json:
         print(json.dumps(entries, indent=2))

@@ -12,7 +12,7 @@ from pathlib import Path
 from pixelpart.cli.arguments import Parser
 from pixelpart.config import DEFAULT_EPS, write_fraction
 from pixelpart.errors import UserError
-from pixelpart.listing import ListedRun, Measured, check_deletable, delete_run, find_runs, is_run, read_run
+from pixelpart.listing import ListedAccuracy, ListedRun, check_deletable, delete_run, find_runs, is_run, read_run
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.tables import text_table
 from pixelpart.sweeps.table import settings_of_runs
@@ -100,7 +100,7 @@ def attack(run: ListedRun) -> str:
     return ", ".join([name, *(way for way in ways if way not in ("", "best", "test"))])
 
 
-def percent(measured: Measured | None) -> str:
+def percent(measured: ListedAccuracy | None) -> str:
     if measured is None:
         return ""
     mark = "~" if measured.checkpoint is None else "*" if measured.warnings else ""
@@ -167,7 +167,7 @@ def delete(patterns: Sequence[str], *, yes: bool, as_json: bool) -> int:
     listed, screen = list(chosen.values()), Screen()
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError("--delete needs --yes where it cannot ask")
+            raise UserError("--delete needs --yes when stdin is not a terminal")
         screen.say(table(listed, width=screen.console.width))
         print(f"delete {counted(listed)}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -42,6 +42,7 @@ class TrainingState:
         shape = shape or of_config(config).shape
         self.layout = choose_layout(self.model, shape=shape, device=device)
         dtype = PRECISIONS[config.precision]
+        # attack_view: call it for a FrozenView (features, head) of the model at its current weights, in eval mode
         self.attack_view, training_view = make_views(dtype, self.model, shape=shape, device=device, layout=self.layout)
         self.low_precision = training_view is not None
         self.network: Callable[[Tensor], Tensor] = training_view or self.model

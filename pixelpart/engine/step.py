@@ -124,7 +124,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
 
     budget, share, dead = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
     start = start_points(x, budget, batch.noise, kind=phase.attack.start)
-    away_from = attack_target(phase.attack, targets, y, clean)
+    away_from = attack_reference(phase.attack, targets, y, clean)
     x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
 
     # Algorithm 3, line 8
@@ -205,7 +205,7 @@ def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tens
     return torch.stack([start_point(x, budget, part, kind=kind) for part in noise])
 
 
-def attack_target(attack: TrainingAttack, targets: Targets, y: Labels, clean: CleanPass | None) -> Tensor:
+def attack_reference(attack: TrainingAttack, targets: Targets, y: Labels, clean: CleanPass | None) -> Tensor:
     """What the attack moves the prediction away from."""
     if attack.away_from == "clean logits":
         assert clean is not None

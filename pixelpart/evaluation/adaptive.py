@@ -14,7 +14,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import project
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import MaskConfig
-from pixelpart.evaluation.attack_spec import EPS_LOW, THROUGH_MASK, WAYS, AttackSpec
+from pixelpart.evaluation.attack_spec import ATTACKS_PER_RESTART, EPS_LOW, MASK_BUDGET, AttackSpec
 from pixelpart.evaluation.explain import apply_policy
 from pixelpart.evaluation.images import errs_inside, start_images
 from pixelpart.models import Classifier
@@ -27,8 +27,8 @@ def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tens
 
 
 def attack_budget(spec: AttackSpec, model: Any, x: Images, y: Labels) -> Budget:
-    """eps; of an attack in THROUGH_MASK, eps where the clean image's mask is high and EPS_LOW elsewhere."""
-    if spec.kind not in THROUGH_MASK:
+    """eps; of an attack in MASK_BUDGET, eps where the clean image's mask is high and EPS_LOW elsewhere."""
+    if spec.kind not in MASK_BUDGET:
         return spec.eps
     assert spec.mask is not None
     return apply_policy(model, x, y, spec.mask, eps=spec.eps, eps_low=EPS_LOW).budget
@@ -37,14 +37,14 @@ def attack_budget(spec: AttackSpec, model: Any, x: Images, y: Labels) -> Budget:
 def try_inside(
     spec: AttackSpec, model: Classifier, view: Model, index: Tensor, x: Images, y: Labels, number: int
 ) -> Flags:
-    """Which samples one try of INSIDE breaks: four attacks in turn, the first two pgdK and mmaK themselves.
+    """Which samples one try of ADAPTIVE_IN breaks: four attacks in turn, the first two pgdK and mmaK themselves.
 
     The third is MMA that for half of its steps changes only the pixels that the mask marks as unimportant, for which
     training used a smaller budget, and then all pixels. The fourth is MMA with steps twice as long where the mask is
     high, the mask being recomputed on x_adv at every step.
     """
     assert spec.mask is not None
-    restart, way = divmod(number, WAYS)
+    restart, way = divmod(number, ATTACKS_PER_RESTART)
     kind, steps = "mma" if way else "pgd", spec.steps
     start = start_images(index, x, spec.eps, kind=kind, steps=steps, seed=spec.seed, restart=restart)
     attack: dict[str, Any] = {"step_size": spec.step_size, "start": start, "steps": steps}

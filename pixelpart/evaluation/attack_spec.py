@@ -29,14 +29,14 @@ from pixelpart.runtime.precision import PRECISIONS
 ENGINES = ("own", "reference")  # whose code runs autoattack
 AUTOATTACKS = {"autoattack": "standard", "autoattack-plus": "plus"}
 GRADIENT_FREE = ("natural", "square")  # also run on a model without gradients
-THROUGH_MASK = {"adaptive-pgd": "pgd", "adaptive-mma": "mma"}  # the attack that gets the mask's budget
-INSIDE = "adaptive-in"
-WAYS = 4  # attacks that one restart of INSIDE is made of
-ADAPTIVE = (*THROUGH_MASK, INSIDE)
+MASK_BUDGET = {"adaptive-pgd": "pgd", "adaptive-mma": "mma"}  # the attack that gets the mask's budget
+ADAPTIVE_IN = "adaptive-in"
+ATTACKS_PER_RESTART = 4  # attacks that one restart of ADAPTIVE_IN is made of
+ADAPTIVE = (*MASK_BUDGET, ADAPTIVE_IN)
 # by the margin or dlr, or of several parts of which some are
-BY_MARGIN = {"mma", "adaptive-mma", INSIDE, *AUTOATTACKS, *COMBINED}
+BY_MARGIN = {"mma", "adaptive-mma", ADAPTIVE_IN, *AUTOATTACKS, *COMBINED}
 BY_MARGIN |= {name for name in SEARCHES if not name.startswith("apgd-ce")}
-EPS_HIGH, EPS_LOW = 12 / 255, 8 / 255  # of THROUGH_MASK, as in the paper
+EPS_HIGH, EPS_LOW = 12 / 255, 8 / 255  # of MASK_BUDGET, as in the paper
 RADII = {"l2": 0.5, "l1": 12.0}  # default eps in these norms: the usual ones for CIFAR-10
 
 
@@ -66,7 +66,7 @@ class AttackSpec:
         """eps 8/255; of both levels of a mask, eps 12/255 and 8/255; in another norm, l2 eps 0.5."""
         if self.norm != "linf":
             return f"{self.norm} eps {self.eps:g}"
-        levels = (self.eps, EPS_LOW) if self.kind in THROUGH_MASK else (self.eps,)
+        levels = (self.eps, EPS_LOW) if self.kind in MASK_BUDGET else (self.eps,)
         return f"eps {' and '.join(str(write_fraction(level)) for level in levels)}"
 
     @property
@@ -81,7 +81,7 @@ class AttackSpec:
     @property
     def tries(self) -> int:
         """How often a step attack tries each sample at most."""
-        return self.restarts * (WAYS if self.kind == INSIDE else 1)
+        return self.restarts * (ATTACKS_PER_RESTART if self.kind == ADAPTIVE_IN else 1)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class AttackSpec:
         if self.mask:
             names = {"cam": "source", "layer": "layer", "rule": "rule", "target": "target"}  # as kept results have them
             found["mask"] = {name: getattr(self.mask, field) for name, field in names.items()}
-        if self.kind in THROUGH_MASK:
+        if self.kind in MASK_BUDGET:
             found["eps_low"] = EPS_LOW
         if self.norm != "linf":
             found["norm"] = self.norm
@@ -141,7 +141,7 @@ def parse_attack(
     eps = in_range("eps", eps)
     if step_size is not None:
         step_size = in_range("step_size", step_size)
-    if spec.kind in THROUGH_MASK:
+    if spec.kind in MASK_BUDGET:
         if at:
             levels = " and ".join(str(write_fraction(level)) for level in (EPS_HIGH, EPS_LOW))
             raise UserError(f"{name!r}: {plain} takes no eps; the paper fixes its budget, {levels} by the model's mask")
@@ -227,7 +227,7 @@ def mask_of(config: Config | None) -> MaskConfig:
     mask = config.mask
     if mask.rule == "rank" or mask.source in ("margin", "blobs", "object"):
         what = f"{mask.source}, rule {mask.rule}"
-        raise UserError(f"adaptive attacks need a map of each image by itself, and this run's mask ({what}) has none")
+        raise UserError(f"adaptive attacks need a mask computed from each image alone; this run's is not ({what})")
     return mask.model_copy(update={"control": "none", "mean": 0.0})
 
 

@@ -89,7 +89,7 @@ class CorruptionResult:
 
 
 def corruptions(
-    subject: Run | str | Path | nn.Module,
+    model: Run | str | Path | nn.Module,
     *,
     severities: Iterable[int] = SEVERITIES,
     names: str | Iterable[str] | None = None,
@@ -110,7 +110,7 @@ def corruptions(
 ) -> CorruptionResult:
     """The accuracy of a model on test images corrupted in 19 ways at 5 severities (Hendrycks and Dietterich 2019).
 
-    `subject`, `images`, `checkpoint`, `data`, `root`, `out` and `name` are as in `evaluate`. Corrupted images are read
+    `model`, `images`, `checkpoint`, `data`, `root`, `out` and `name` are as in `evaluate`. Corrupted images are read
     from .npy files in `folder`, or in CIFAR-10-C in the data root; otherwise they are generated, with the photographs
     of frost in the folder `frost`, or those of the package imagecorruptions if it is installed, or else with drawn
     frost. Each outcome is stored in corruptions.json at once, and reused for the same model and images.
@@ -122,7 +122,7 @@ def corruptions(
     if not wanted:
         raise UserError(f"no severities given; choose from {', '.join(map(str, SEVERITIES))}")
     target = load_target(
-        subject,
+        model,
         checkpoint=checkpoint,
         data=data,
         size=size,
@@ -138,8 +138,8 @@ def corruptions(
     if target.folder is None:
         say(NOT_STORED)
     source = _open_source(target, chosen, root=root, folder=folder, frost=frost, say=say)
-    with ieee_fp32(target.pictures.device), borrowed(target.model) as model:
-        run = CorruptionRun(model, target, source, progress, total=1 + len(chosen) * len(wanted))
+    with ieee_fp32(target.pictures.device), borrowed(target.model) as net:
+        run = CorruptionRun(net, target, source, progress, total=1 + len(chosen) * len(wanted))
         clean = run.outcome("clean", 0)
         cells = [(corruption, severity) for corruption in chosen for severity in sorted(wanted)]
         outcomes = {(source.name(key), severity): run.outcome(key, severity) for key, severity in cells}

@@ -28,7 +28,7 @@ SINGLE_PROCESS = World()
 
 
 def evaluate(
-    subject: Run | str | Path | nn.Module,
+    model: Run | str | Path | nn.Module,
     *,
     attacks: str | Iterable[str] = DEFAULT_ATTACKS,
     eps: float = DEFAULT_EPS,
@@ -77,7 +77,7 @@ def evaluate(
     if not specs:
         raise UserError(f"no attacks requested; choose from {choices()}")
     target = load_target(
-        subject,
+        model,
         checkpoint=checkpoint,
         split=split,
         data=data,
@@ -94,25 +94,25 @@ def evaluate(
     store, pictures = ResultStore(target, writes=world.leads), target.pictures
     if store.folder is None:
         say(NOT_STORED)
-    with ieee_fp32(pictures.device), borrowed(target.model) as model:
-        probe = check_model(model, pictures)
+    with ieee_fp32(pictures.device), borrowed(target.model) as net:
+        probe = check_model(net, pictures)
         specs = [fit(spec, target, probe.shape[1], say) for spec in specs]
         if any(spec.needs_gradient for spec in specs):
-            check_gradient(model, pictures)
+            check_gradient(net, pictures)
         if masks := [spec.mask for spec in specs if spec.mask]:
-            important(model, *pictures.first(1), masks[0])  # a UserError before any work
-        model_key = ResultKey.of(model, target, probe)
+            important(net, *pictures.first(1), masks[0])  # a UserError before any work
+        model_key = ResultKey.of(net, target, probe)
         keys = {spec.name: dataclasses.replace(model_key, attack=spec.key_facts) for spec in specs}
         outcomes = _kept_results(store, keys, world, progress)
         missing = [spec for spec in specs if spec.name not in outcomes]
-        warnings = sanity.attack_warnings(model, target, missing)
+        warnings = sanity.attack_warnings(net, target, missing)
         clean: Logits | None = None
         for spec in missing:
             with store.partial(keys[spec.name], world) as partial:
                 if clean is None or spec.kind == "natural":
-                    clean = clean_logits(model, pictures)
+                    clean = clean_logits(net, pictures)
                 measured = measure(
-                    model,
+                    net,
                     pictures,
                     spec,
                     clean,

@@ -14,7 +14,7 @@ from pixelpart.errors import UserError
 from pixelpart.runtime.usercode import failure
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
-PROBES = 8  # images whose logits are part of a result's key, and on which the model is checked
+KEY_IMAGES = 8  # images whose logits are part of a result's key, and on which the model is checked
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 def check_model(model: nn.Module, pictures: ImageSet) -> Logits:
-    """The logits of the first PROBES images, then of the same images with noise; a UserError if they are no logits.
+    """The logits of the first KEY_IMAGES images, then of the same images with noise; a UserError if they are no logits.
 
     Only the noisy images show whether the model rounds pixels to 255 levels.
     """
@@ -110,7 +110,7 @@ def check_model(model: nn.Module, pictures: ImageSet) -> Logits:
             raise UserError(
                 f"the model's weights are {_dtype(parameter)} ({name}); evaluation needs fp32: use model.float()"
             )
-    index = torch.arange(min(PROBES, len(pictures)))
+    index = torch.arange(min(KEY_IMAGES, len(pictures)))
     x, _ = pictures.take(index)
     noise = start_noise(index, x, stream="probe", seed=DEFAULT_SEED, number=0)
     try:
@@ -136,8 +136,8 @@ def check_model(model: nn.Module, pictures: ImageSet) -> Logits:
 
 
 def check_gradient(model: Model, pictures: ImageSet) -> None:
-    """A UserError if the loss has no gradient, or a NaN or infinite one, at the first PROBES images."""
-    x, y = pictures.first(PROBES)
+    """A UserError if the loss has no gradient, or a NaN or infinite one, at the first KEY_IMAGES images."""
+    x, y = pictures.first(KEY_IMAGES)
     with torch.enable_grad():
         loss = losses.ce(model(x.requires_grad_()), y).sum()
         grad = torch.autograd.grad(loss, x, allow_unused=True)[0] if loss.requires_grad else None

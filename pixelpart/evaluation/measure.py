@@ -19,14 +19,14 @@ from pixelpart.attacks.autoattack import run_searches
 from pixelpart.attacks.batching import Try
 from pixelpart.attacks.search import budget_per_sample, is_correct
 from pixelpart.evaluation.adaptive import attack_budget, try_inside
-from pixelpart.evaluation.attack_spec import AUTOATTACKS, INSIDE, THROUGH_MASK, AttackSpec
+from pixelpart.evaluation.attack_spec import ADAPTIVE_IN, AUTOATTACKS, MASK_BUDGET, AttackSpec
 from pixelpart.evaluation.images import ImageSet, check_adversarial, errs_inside, logits_of, start_images
 from pixelpart.evaluation.partial import PartialResult
 from pixelpart.evaluation.reference import under_reference
 from pixelpart.runtime.progress import Progress, silent
 from pixelpart.runtime.world import World
 from pixelpart.types import Flags, Images, Labels, Logits, Model
-from pixelpart.view.check import PROBES, trusted_view
+from pixelpart.view.check import COMPARED_IMAGES, trusted_view
 
 Attempt = Callable[[Tensor, Images, Labels, int], Flags]  # sample numbers, images, labels, number of the try -> broken
 ImageProgress = Callable[[int, int], None]  # images settled so far, how many of them are correct
@@ -92,12 +92,12 @@ def measure(
         return Measured(world.any_of(left), spec, {})
     view: Model = model
     if spec.searches or spec.precision != "fp32":
-        view, reason = trusted_view(model, pictures.first(PROBES)[0], spec.precision)
+        view, reason = trusted_view(model, pictures.first(COMPARED_IMAGES)[0], spec.precision)
         if reason:
             say(reason)
             spec = dataclasses.replace(spec, precision="fp32")
     if not spec.searches:
-        try_once: Callable[..., Flags] = try_inside if spec.kind == INSIDE else try_steps
+        try_once: Callable[..., Flags] = try_inside if spec.kind == ADAPTIVE_IN else try_steps
         left = after_tries(
             functools.partial(try_once, spec, model, view),
             pictures,
@@ -142,7 +142,7 @@ def try_steps(
     restart: int,
 ) -> Flags:
     """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict."""
-    kind, budget = THROUGH_MASK.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
+    kind, budget = MASK_BUDGET.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
     start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
     with torch.random.fork_rng([x.device] if x.is_cuda else []):  # for an attack that draws from torch's generator
         draws.seed_torch(spec.seed, f"inside attack/{kind}{spec.steps}", restart, int(index[0]))

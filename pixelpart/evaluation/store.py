@@ -38,7 +38,7 @@ from pixelpart.types import Logits
 ATTACKS_VERSION = 1  # raised when a change of the code changes outcomes; tests/evaluation/test_version.py asks
 
 # An entry that agrees with an older one in these fields replaces it.
-QUESTION = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
+REPLACED_IF_EQUAL = ("attack", "subject", "checkpoint", "dataset", "split", "n", "eps", "settings", "seed", "precision")
 
 
 NOT_STORED = "these results are not stored; --out FOLDER stores them (with --name NAME if MODEL is not a checkpoint)"
@@ -153,7 +153,7 @@ def add_entry(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.js
     with exclusive_lock(folder / "eval" / ".lock", wait=True):
         entries = read_entries(folder, file)
         atomic_write(_flags_file(folder, entry["key"]), _npy_bytes(flags))
-        stale = [old for old in entries if all(old.get(name) == entry[name] for name in QUESTION)]
+        stale = [old for old in entries if all(old.get(name) == entry[name] for name in REPLACED_IF_EQUAL)]
         kept = [old for old in entries if old not in stale]
         text = json.dumps({"schema_version": EVAL_SCHEMA, "entries": [*kept, entry]}, indent=2, allow_nan=False)
         atomic_write(folder / file, text + "\n")

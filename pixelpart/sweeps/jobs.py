@@ -158,7 +158,7 @@ def _state(job: Job, files: JobFiles) -> JobState:
     return JobState(job, files.run.path, state, last_line(files.error) if state == "failed" else "")
 
 
-def find_runs(jobs: Iterable[Job], root: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Path]:
+def find_finished(jobs: Iterable[Job], root: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Path]:
     """The folders of finished runs below `root`, by the ids of the jobs.
 
     Of several with one id, the one with flags of the most attacks, then the first by name. `say` gets a line for each

@@ -6,7 +6,7 @@ from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.types import Images, Logits, Model
 from pixelpart.view.views import search_view
 
-PROBES = 64  # images on which a view is compared with its model
+COMPARED_IMAGES = 64  # images on which a view is compared with its model
 AGREEMENT, ROUNDING = 0.1, 1e-3  # largest difference in bf16 and in fp32, relative to the spread of the logits
 
 
@@ -14,7 +14,7 @@ AGREEMENT, ROUNDING = 0.1, 1e-3  # largest difference in bf16 and in fp32, relat
 def trusted_view(model: Model, x: Images, precision: str) -> tuple[Model, str | None]:
     """The model's folded view in this precision ("fp32" or "bf16"), or the model itself and the reason.
 
-    The view is compared with the model on the first PROBES images of x. A model that torch.fx cannot trace needs no
+    The view is compared with the model on the first COMPARED_IMAGES of x. A model that torch.fx cannot trace needs no
     reason in fp32, where its view would only be faster.
     """
     dtype = PRECISIONS[precision]
@@ -23,7 +23,7 @@ def trusted_view(model: Model, x: Images, precision: str) -> tuple[Model, str | 
         return model, None
     if view is None:
         return model, f"torch.fx cannot trace this model; the search runs in fp32 instead of {precision}"
-    if agrees(view, x[:PROBES], model(x[:PROBES]), dtype):
+    if agrees(view, x[:COMPARED_IMAGES], model(x[:COMPARED_IMAGES]), dtype):
         return view, None
     return model, f"the {precision} view of this model gives other logits; the search runs through the model in fp32"
 

@@ -168,7 +168,7 @@ def test_every_file_that_the_reference_lists_for_a_run_folder_is_deleted():
 def test_without_a_terminal_deletion_needs_yes(capsys, monkeypatch):
     make("a")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    mistake(capsys, ["runs", "a", "--delete"], "--delete needs --yes where it cannot ask")
+    mistake(capsys, ["runs", "a", "--delete"], "--delete needs --yes when stdin is not a terminal")
     assert read_run(Path("a")).state == "finished"
 
 

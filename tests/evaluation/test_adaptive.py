@@ -13,7 +13,7 @@ from pixelpart.attacks.batching import Try
 from pixelpart.config import MaskConfig
 from pixelpart.errors import UserError
 from pixelpart.evaluation import adaptive
-from pixelpart.evaluation.attack_spec import WAYS, parse_attack
+from pixelpart.evaluation.attack_spec import ATTACKS_PER_RESTART, parse_attack
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.images import ImageSet, start_images
 from pixelpart.evaluation.measure import clean_logits, measure, try_steps
@@ -160,7 +160,9 @@ def test_a_runs_own_mask_is_used(make_run, seen, few):
     ],
 )
 def test_a_mask_that_an_image_does_not_have_by_itself_is_refused(make_run, few, mask):
-    with pytest.raises(UserError, match=r"adaptive attacks need a map of each image by itself, and this run's mask \("):
+    with pytest.raises(
+        UserError, match=r"adaptive attacks need a mask computed from each image alone; this run's is not \("
+    ):
         evaluate(make_run(mask={"rule": "mean"} | mask), images=2, attacks=["adaptive-pgd1"], device="cpu")
 
 
@@ -226,8 +228,8 @@ def test_adaptive_in_never_leaves_the_ball(model, given, monkeypatch):
 
     monkeypatch.setattr(adaptive, "errs_inside", judge)
     assert evaluate(model, data=given, attacks=["adaptive-in3"], **SMALL)["adaptive-in3"].correct == N
-    assert len(made) == WAYS
-    assert len({tuple(x_adv.flatten().tolist()) for x_adv in made}) == WAYS  # four ways, four results
+    assert len(made) == ATTACKS_PER_RESTART
+    assert len({tuple(x_adv.flatten().tolist()) for x_adv in made}) == ATTACKS_PER_RESTART  # four ways, four results
 
 
 def test_the_third_way_changes_unimportant_pixels_first(model, given, seen, monkeypatch):
@@ -272,7 +274,7 @@ def test_every_way_of_every_restart_is_reported_as_settled(model, given, monkeyp
     monkeypatch.setattr(adaptive, "errs_inside", lambda model, x, x_adv, y, *, eps: torch.zeros(len(x)).bool())
     pictures, partial = ImageSet(given[0][:2], given[1][:2], torch.device("cpu")), PartialResult()
     measure(model, pictures, fitted("adaptive-in2x2"), clean_logits(model, pictures), partial=partial)
-    tries = [Try("adaptive-in", sample, number) for sample in range(2) for number in range(2 * WAYS)]
+    tries = [Try("adaptive-in", sample, number) for sample in range(2) for number in range(2 * ATTACKS_PER_RESTART)]
     assert sorted(partial.settled) == tries
 
 

@@ -16,7 +16,7 @@ from pixelpart.errors import UserError
 from pixelpart.files import exclusive_lock
 from pixelpart.runs import Run, RunFolder
 from pixelpart.sweeps import work
-from pixelpart.sweeps.jobs import find_runs, job_states, run_jobs
+from pixelpart.sweeps.jobs import find_finished, job_states, run_jobs
 from pixelpart.sweeps.table import Table, rows
 from pixelpart.sweeps.work import Job
 
@@ -136,10 +136,10 @@ def test_finished_runs_are_found_by_identity(config, quiet, tmp_path):
         folder.write_metrics([metrics_row(epoch) for epoch in range(1, epochs + 1)])
     (tmp_path / "config.json").write_text("no config")
     jobs = [Job(config()), Job(config(seed=1))]
-    assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "b" / "mine"}
+    assert find_finished(jobs, tmp_path) == {jobs[0].id: tmp_path / "b" / "mine"}
     (tmp_path / "c" / "mine" / "eval").mkdir()
     (tmp_path / "c" / "mine" / "eval" / "flags.npy").touch()
-    assert find_runs(jobs, tmp_path) == {jobs[0].id: tmp_path / "c" / "mine"}  # that with flags
+    assert find_finished(jobs, tmp_path) == {jobs[0].id: tmp_path / "c" / "mine"}  # that with flags
 
 
 def test_forks_whose_parent_is_not_there_are_reported(config, tmp_path):
@@ -147,10 +147,10 @@ def test_forks_whose_parent_is_not_there_are_reported(config, tmp_path):
     folder.write_config(config(init_from="runs/mine@1"))
     folder.write_metrics([metrics_row(epoch) for epoch in (2, 3)])
     lines = []
-    assert find_runs([Job(config())], tmp_path, lines.append) == {}
+    assert find_finished([Job(config())], tmp_path, lines.append) == {}
     assert lines == [f"not used: {folder.path}, a fork of runs/mine@1: runs/mine is not a run folder: no such folder"]
     RunFolder(tmp_path / "mine").write_config(config())
-    assert find_runs([Job(config())], tmp_path, lines.append) == {Job(config()).id: folder.path}
+    assert find_finished([Job(config())], tmp_path, lines.append) == {Job(config()).id: folder.path}
     assert len(lines) == 1
 
 

@@ -73,7 +73,7 @@ class ObfuscationReport:
 
 
 def check(
-    subject: Run | str | Path | nn.Module,
+    model: Run | str | Path | nn.Module,
     *,
     surrogate: Run | str | Path | nn.Module | None = None,
     eps: float = DEFAULT_EPS,
@@ -92,7 +92,7 @@ def check(
 ) -> ObfuscationReport:
     """Whether a model shows the five behaviours of obfuscated gradients, on the first `images` test images (or 1000).
 
-    `subject`, `data`, `checkpoint`, `root` and `out` are as in `evaluate`. `surrogate` is another model for the same
+    `model`, `data`, `checkpoint`, `root` and `out` are as in `evaluate`. `surrogate` is another model for the same
     images. Without it a small model is trained if the training set is small; otherwise the black-box attack is skipped.
     The report of a run is written to check.json in its folder, that of another model to `out` if given.
     """
@@ -100,7 +100,7 @@ def check(
     eps = in_range("eps", eps)
     step_size = default_step_size(eps) if step_size is None else in_range("step_size", step_size)
     target = load_target(
-        subject,
+        model,
         checkpoint=checkpoint,
         data=data,
         size=size,
@@ -117,18 +117,18 @@ def check(
     if images is None:
         x, y = (part[:DEFAULT_IMAGES] for part in (pictures.images, pictures.labels))
         pictures = replace(pictures, images=x, labels=y)
-    with ieee_fp32(pictures.device), borrowed(target.model) as model:
-        probe = store.signature(check_model(model, pictures))
-        check_gradient(model, pictures)
-        correct = natural(model, pictures)
+    with ieee_fp32(pictures.device), borrowed(target.model) as net:
+        probe = store.signature(check_model(net, pictures))
+        check_gradient(net, pictures)
+        correct = natural(net, pictures)
         if not correct.any():
             raise UserError(f"the model classifies none of {len(correct)} images correctly; there is nothing to attack")
-        checked = CheckedModel(model, pictures, correct, eps, step_size, seed, progress)
+        checked = CheckedModel(net, pictures, correct, eps, step_size, seed, progress)
         other, description = load_surrogate(checked, target, surrogate, root)
         warnings = [
             *target.warnings,
-            *sanity.model_warnings(model, pictures),
-            *chain.from_iterable(sanity.gradient_warnings(model, pictures).values()),
+            *sanity.model_warnings(net, pictures),
+            *chain.from_iterable(sanity.gradient_warnings(net, pictures).values()),
             *sanity.settings_warnings(eps, {"steps": STEPS, "step_size": step_size}),
             *(autoattack_warnings(target.folder, probe, eps) if target.folder else []),
         ]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pixelpart.evaluation.attack_spec import AttackSpec
     from pixelpart.evaluation.target import Target
 
-PROBES = 64  # images per check, evenly spread over the set
-SCALE_PROBES = 256  # a weak model that normalises twice loses half its accuracy, which 64 images do not show
+CHECKED_IMAGES = 64  # images per check, evenly spread over the set
+SCALE_IMAGES = 256  # a weak model that normalises twice loses half its accuracy, which 64 images do not show
 REPEAT_TOLERANCE = 1e-4  # of the largest logit: allowed difference between two passes over one batch
 BATCH_TOLERANCE = 1e-3  # the same between batch sizes, which may use other kernels
 SIGNIFICANCE = 1e-3  # of the test that one accuracy is higher than another
@@ -128,7 +128,7 @@ def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
         warnings.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
         warnings.append(PROBABILITIES)
-    x, y = probe_images(pictures, SCALE_PROBES)
+    x, y = probe_images(pictures, SCALE_IMAGES)
     return warnings + (scale_warnings(model, x, y) or constant_warnings(model, x, y) or chance_warnings(model, x, y))
 
 
@@ -253,7 +253,7 @@ def _log_odds_against(logits: Logits, y: Labels) -> PerSample:
     return losses.without(logits, y).logsumexp(1) - losses.at_class(logits, y)
 
 
-def probe_images(pictures: ImageSet, most: int = PROBES) -> tuple[Images, Labels]:
+def probe_images(pictures: ImageSet, most: int = CHECKED_IMAGES) -> tuple[Images, Labels]:
     """A few images, evenly spread, since a set may be sorted by class."""
     n = min(most, len(pictures))
     return pictures.take(torch.arange(n) * len(pictures) // n)

@@ -18,7 +18,7 @@ from pixelpart.experiments.common.tables import Table, all_tables, general_notes
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
-from pixelpart.sweeps.jobs import JobState, find_runs, job_states, run_jobs
+from pixelpart.sweeps.jobs import JobState, find_finished, job_states, run_jobs
 from pixelpart.sweeps.work import Job
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentOutcome:
     """What `run_experiment` leaves: results, the folder with result.json, tables and figures, and job states.
 
     There are no results and no files while a blind experiment withholds them.
@@ -121,7 +121,7 @@ class Runner:
         }
         every = [job for group in jobs.values() for job in group]
         if self.source is not None:
-            folders = find_runs(every, self.source, self.settings["screen"].say)
+            folders = find_finished(every, self.source, self.settings["screen"].say)
         else:
             chosen = [job for label, group in jobs.items() if not self.only or label in self.only for job in group]
             names = {job.id: f"{label}, seed {job.config.seed}" for label, group in jobs.items() for job in group}
@@ -209,7 +209,7 @@ def run_experiment(
     device: str | None = None,
     on: str = "local",
     screen: Screen | None = None,
-) -> Outcome:
+) -> ExperimentOutcome:
     """Trains and evaluates what is missing, then writes result.json, tables and figures to out/name.
 
     The runs are in out/runs and shared by all experiments. `only` names arms: others are shown if their runs are there,
@@ -224,7 +224,8 @@ def run_experiment(
     usual, blind = experiment.seeds[scale], scale in experiment.blind
     if blind and seeds and seeds < len(usual):
         raise UserError(
-            f"{name} at scale {scale} is blind until all {len(usual)} seeds are there; --seeds {seeds} is less"
+            f"{name} at scale {scale} withholds its results until all {len(usual)} seeds have finished; "
+            f"--seeds {seeds} is too few"
         )
     chosen_seeds = range(usual.start, usual.start + (seeds or len(usual)))
     arms = experiment.arms(chosen)
@@ -237,10 +238,10 @@ def run_experiment(
     folder = out / (name if data in (None, experiment.data[0]) else f"{name}-{data}")
     found = runner.find(arms)
     if blind and (reason := runner.waiting(found)):
-        return Outcome(None, folder, runner.states, reason)
+        return ExperimentOutcome(None, folder, runner.states, reason)
     results = runner.results(arms, found)
     if reason := (blind and runner.unevaluated(results)) or experiment.withhold(results):
-        return Outcome(None, folder, runner.states, reason)
+        return ExperimentOutcome(None, folder, runner.states, reason)
     tables = all_tables(results, experiment.analyse(results, runner))
     text = markdown(results, tables)
     atomic_write(folder / "result.json", json.dumps(results.as_json(), indent=2, allow_nan=False) + "\n")
@@ -249,4 +250,4 @@ def run_experiment(
     figure = experiment.plot(results)
     figure.savefig(folder / "figure.png", dpi=150, metadata={"Software": None})
     figure.savefig(folder / "figure.pdf", metadata={"CreationDate": None})
-    return Outcome(results, folder, runner.states, text)
+    return ExperimentOutcome(results, folder, runner.states, text)

@@ -32,7 +32,7 @@ from pixelpart.sweeps.identity import identity
 from pixelpart.sweeps.work import Job
 from pixelpart.types import Images, Labels, Model
 
-Measured = dict[str, Any]
+MeasureJson = dict[str, Any]
 SENSITIVITY, AFTER_PGD = "|g| on object", "after PGD-10"  # columns
 GROWING = {f"{levels}/255": f"eps {levels}/255" for levels in (16, 32, 64)}
 PICTURES, CHUNK, TINY = 4, 250, 1e-12
@@ -42,7 +42,7 @@ DAMAGE_IMAGES, DAMAGE_BATCH, DAMAGE_CONTROLS = 2048, 128, ("none", "shuffled", "
 # -- gradients and maps on objects
 
 
-def sensitivity(run: Run, job: Job, device: str | None) -> Measured:
+def sensitivity(run: Run, job: Job, device: str | None) -> MeasureJson:
     """The share of sum |g| on the object over its share of the area, mean over images, at two points of the ball."""
     dataset, place = data.of_config(run.config), choose_device(device)
     if dataset.masks is None:
@@ -74,7 +74,7 @@ def share_on(values: Tensor, inside: Tensor) -> Tensor:
     return torch.where(total > TINY, on / total, torch.nan) / inside.double().mean((1, 2))
 
 
-def heat_maps(run: Run, job: Job, device: str | None) -> Measured:
+def heat_maps(run: Run, job: Job, device: str | None) -> MeasureJson:
     """For every kept epoch the concentration on the object, if the data set knows its objects, and some maps."""
     place = choose_device(device)
     images, labels = data.load(run.config.dataset, split="test")
@@ -100,7 +100,7 @@ def concentration(maps: Tensor, inside: Tensor) -> float:
     return float(share_on(full.clamp_min(0).double(), inside).nanmean())
 
 
-def damage(run: Run, job: Job, device: str | None) -> Measured:
+def damage(run: Run, job: Job, device: str | None) -> MeasureJson:
     """Per image sum |g|, and 255 sum b |g| of a mask 8|7, of another image's (in batches of 128) and of its mean."""
     place = choose_device(device)
     model = run.load(job.checkpoint)[0].to(place)
@@ -120,7 +120,7 @@ def damage(run: Run, job: Job, device: str | None) -> Measured:
 # -- checks and corruptions
 
 
-def gradients(run: Run, job: Job, device: str | None) -> Measured:
+def gradients(run: Run, job: Job, device: str | None) -> MeasureJson:
     """The report of `pixelpart check`, with the other run of this seed, of AT or PART s=1, as the surrogate."""
     from pixelpart.evaluation.checks.obfuscation import check
     from pixelpart.evaluation.statistics import wilson
@@ -151,7 +151,7 @@ def _other_arm(job: Job) -> str:
     raise AssertionError(f"{job.id} is not a run of AT or PART s=1")
 
 
-def corruptions(run: Run, job: Job, device: str | None) -> Measured:
+def corruptions(run: Run, job: Job, device: str | None) -> MeasureJson:
     """The mean accuracy on corrupted images; the flags of each corruption are in the run's corruptions.json."""
     from pixelpart.evaluation import corruptions as room
 
@@ -162,7 +162,7 @@ def corruptions(run: Run, job: Job, device: str | None) -> Measured:
 # -- time and memory
 
 
-def cost(run: Run, job: Job, device: str | None) -> Measured:
+def cost(run: Run, job: Job, device: str | None) -> MeasureJson:
     """Seconds of an epoch after burn-in and of the run, and the peak memory of a process that trains one epoch."""
     every = all_epochs(run.dir)
     masked = [row["seconds"] for row in every if row["epoch"] > job.config.burn_in.epochs]
