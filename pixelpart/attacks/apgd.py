@@ -46,7 +46,7 @@ def apgd_search(
 ) -> Search:
     """Auto-PGD as a search; its first step evaluates the random start, so it takes one step more than moves.
 
-    In l1 it goes through three balls, and evaluates the first point of each.
+    In l1 it searches three balls of decreasing radius, and evaluates the first point of each.
     """
     if steps < 0:
         raise UserError(f"steps {steps} must not be negative")

@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 BatchOf = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers -> images, labels and budgets
 
 GRAPH_SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batch sizes that get a graph, as fractions of `slots`
-GRAPH_COST = 150_000  # row-steps that a smaller graph has to save: by estimate, capturing one takes as long
+GRAPH_COST = 150_000  # row-steps that a smaller graph must save to be worth capturing (an estimate)
 CHECKS_PER_TRY = 20  # on a GPU: how often the host waits for the device to see which rows are settled
 MAX_LEAP = 16  # steps that a row may leap at once while there are fewer rows than slots
 OUTCOME = ("x_adv", "margin", "hit", "step")  # what a finished row keeps while the rest of the batch goes on
@@ -74,7 +74,7 @@ def run_tries(
     """
     broken: set[int] = set()
     size = _batch_size(len(tries), slots)
-    advance = Stepper(search, view, slots, say)
+    stepper = Stepper(search, view, slots, say)
     waiting = (try_ for try_ in tries if try_.sample not in broken)
     rows: list[Try] = []
     state: State = {}
@@ -86,7 +86,7 @@ def run_tries(
             rows = rows + new
         if not rows:
             return
-        state = advance(state)
+        state = stepper(state)
         hit, ended = torch.stack((state["hit"], state["step"] >= search.steps)).cpu().tolist()
         checked = [i for i in range(len(rows)) if hit[i] or ended[i]]
         if checked:
@@ -98,10 +98,10 @@ def run_tries(
                     broken.add(rows[i].sample)
                 if errs or ended[i]:
                     yield rows[i], errs
-        left = [i for i, try_ in enumerate(rows) if not ended[i] and try_.sample not in broken]
-        rows = [rows[i] for i in left]
-        if len(left) < len(state["step"]):
-            index = torch.tensor(left, dtype=torch.long, device=state["step"].device)
+        live = [i for i, try_ in enumerate(rows) if not ended[i] and try_.sample not in broken]
+        rows = [rows[i] for i in live]
+        if len(live) < len(state["step"]):
+            index = torch.tensor(live, dtype=torch.long, device=state["step"].device)
             state = {name: tensor[index] for name, tensor in state.items()}
 
 

@@ -28,9 +28,9 @@ def pgd(
 ) -> Images:
     """Adversarial images after `steps` times x_adv <- project(x_adv + step_size * sign(gradient of the loss)).
 
-    y is what the loss compares the logits with: labels, or for "kl" the clean logits; if labels are given with "kl",
-    the clean logits are computed once. `start` is uniform, normal, none, or an image batch to start from. `ascend`
-    replaces `signed_step`.
+    y is what the loss compares the logits with: labels, class probabilities (b, k), or for "kl" the clean logits; if
+    labels are given with "kl", the clean logits are computed once. `start` is uniform, normal, none, or a batch of
+    images to start from, which are projected. `ascend` replaces `signed_step`.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     if not isinstance(model, FrozenView):  # a view comes from the training step, which must not wait for the device

@@ -1,4 +1,5 @@
-"""Attacks as searches: they look for an error step by step, each sample on its own, so that samples may come and go.
+"""Attacks as searches: they look for an error step by step, each sample on its own, so that samples may enter and
+leave the batch.
 
 A search is two functions on states. A state is a dict of tensors with one row per sample. `begin` makes the rows of new
 samples without calling the model. `advance` takes all rows one step further, each by its own `state["step"]`: rows of

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pixelpart.config import Config
 from pixelpart.masks.policy import live_or_one, scale
-from pixelpart.masks.rules import above_mean, dead
+from pixelpart.masks.rules import above_mean, is_dead
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, BudgetMap, Heatmap, Images, Labels
 
@@ -98,7 +98,7 @@ def budgets(model: Classifier, x: Images, *, eps: float, eps_low: float, to_weig
 
 def budget_by_mean(heat: Heatmap, *, eps: float, eps_low: float) -> BudgetMap:
     """`masks.budget` without its checks, which wait for the device."""
-    return scale(live_or_one(above_mean(heat), dead(heat)), eps=eps, eps_low=eps_low)
+    return scale(live_or_one(above_mean(heat), is_dead(heat)), eps=eps, eps_low=eps_low)
 
 
 def _heatmap(model: Classifier, image: Tensor, *, to_weights: bool) -> Tensor:

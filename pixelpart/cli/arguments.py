@@ -124,7 +124,8 @@ def add_run_options(parser: Parser) -> None:
         "--model",
         metavar="NAME",
         action="append",
-        help="network of a run, module:function; required if it is user code; once for each network (default: its own)",
+        help="network of a run, module:function; required if it is user code; repeat it for several networks "
+        "(default: the run's own)",
     )
     parser.add_argument(
         "--data",
@@ -153,7 +154,9 @@ def use_model(found: argparse.Namespace, named: Sequence[str | Path]) -> None:
     theirs = [config.model for config in configs if config]
     for name in found.model or ():
         if name not in theirs:
-            raise UserError(f"--model {name}: {named[0]} has {theirs[0] if theirs else 'a network of its own'}")
+            raise UserError(
+                f"--model {name} does not match {named[0]}, whose network is {theirs[0] if theirs else 'its own'}"
+            )
         models.use(name)
     for name in theirs:
         models.require_use(name)

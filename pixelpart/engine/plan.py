@@ -99,11 +99,11 @@ def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
     mask = masks.budget_policy(**config.mask.policy, eps=config.eps, eps_low=config.eps_low)
     if mask is not None and mask.source.of_image:
         require_masks(dataset, config.dataset)
-    first, main = config.burn_in, config.objective.name
+    first, method = config.burn_in, config.objective.name
     eps = config.eps if first.eps == "same" else first.eps
-    objective = main if first.objective == "same" else first.objective
+    objective = method if first.objective == "same" else first.objective
     burn_in = _method(config, objective, dataset.num_classes, attacked=eps > 0)
-    then = _method(config, main, dataset.num_classes, attacked=config.eps > 0)
+    then = _method(config, method, dataset.num_classes, attacked=config.eps > 0)
     return (
         Phase("burn-in", eps=eps, mask=None, **burn_in),
         Phase("mask" if mask else "plain", eps=config.eps, mask=mask, **then),

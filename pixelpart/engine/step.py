@@ -6,6 +6,7 @@ before it, by `step_batch`. The whole iteration can therefore be compiled and ca
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,8 +107,7 @@ def step_batch(
     )
 
 
-@dataclass(frozen=True)
-class CleanPass:
+class CleanPass(NamedTuple):
     """The model's outputs on the clean images: one forward pass, shared by the mask and by TRADES."""
 
     acts: Activations
@@ -122,7 +122,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     view = state.attack_view()  # eval mode, the weights as they are now
     clean = clean_pass(view, x) if phase.needs_clean_pass else None
 
-    budget, share, dead = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
+    budget, share, dead_count = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
     start = start_points(x, budget, batch.noise, kind=phase.attack.start)
     away_from = attack_reference(phase.attack, targets, y, clean)
     x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
@@ -131,7 +131,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     loss = state.descend(
         lambda: phase.objective.loss(state.network, x, x_adv, targets), n=len(y), awp=phase.objective.awp
     )
-    state.tally.add(loss, budget, share, dead, n=len(y))
+    state.tally.add(loss, budget, share, dead_count, n=len(y))
 
 
 def training_targets(batch: StepBatch, x: Images, *, classes: int) -> Targets:
@@ -165,37 +165,21 @@ def pixel_budget(
     """
     mask, size = phase.mask, (x.shape[-2], x.shape[-1])
     budget: Budget = phase.eps
-    share, dead = x.new_ones(1, 1, 1, 1), x.new_zeros(())
+    share, dead_count = x.new_ones(1, 1, 1, 1), x.new_zeros(())
     if mask is not None:
         maps = batch.maps
+        source_noise, control_noise = (None, None) if batch.blobs is None else batch.blobs.unbind(1)
         if not mask.stored:
-            maps = source_maps(state, mask, view, x, y, clean, blobs=batch.blobs, objects=maps)
+            maps = mask.maps(x, y, model=state.model, view=view, clean=clean, noise=source_noise, objects=maps)
         assert maps is not None
-        share, flags = mask.share(maps, size)
+        share, dead = mask.share(maps, size)
         if mask.moves:
             share = augment.apply(batch.augmentation, share, fill=1.0)
-        budget, share = mask.budget(share, flags, None if batch.blobs is None else batch.blobs[:, 1])
-        dead = flags.sum()
+        budget, share = mask.budget(share, dead, control_noise)
+        dead_count = dead.sum()
     if batch.budget_scale is not None:
         budget = batch.budget_scale * budget
-    return budget, share, dead
-
-
-def source_maps(
-    state: TrainingState,
-    mask: BudgetPolicy,
-    view: FrozenView,
-    x: Images,
-    y: Labels,
-    clean: CleanPass | None,
-    *,
-    blobs: Tensor | None,
-    objects: Tensor | None,
-) -> Map:
-    """The source's maps of these images."""
-    seen: dict[str, Tensor | None] = {} if clean is None else {"acts": clean.acts, "logits": clean.logits}
-    seen |= {"noise": None if blobs is None else blobs[:, 0], "objects": objects}
-    return mask.maps(x, y, model=state.model, view=view, **seen)
+    return budget, share, dead_count
 
 
 def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tensor:

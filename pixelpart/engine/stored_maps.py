@@ -6,7 +6,7 @@ from torch import Tensor
 from pixelpart import draws
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
-from pixelpart.engine.step import clean_pass, source_maps
+from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy, draw_blobs
 from pixelpart.masks.controls import Blobs
@@ -25,7 +25,8 @@ def current_maps(
     """The source's maps of the images at the present weights."""
     view = state.attack_view()
     clean = clean_pass(view, x) if mask.source.from_model else None
-    return source_maps(state, mask, view, x, y, clean, blobs=blobs, objects=objects)
+    noise = None if blobs is None else blobs[:, 0]
+    return mask.maps(x, y, model=state.model, view=view, clean=clean, noise=noise, objects=objects)
 
 
 def sample_maps(

@@ -30,7 +30,7 @@ from pixelpart.runtime.progress import LiveTable, Progress, Screen
 from pixelpart.runtime.world import World, joined, local_device
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
-COLLAPSE_STEPS = 100  # before them, unless training ends, a model that predicts one class is not called collapsed
+COLLAPSE_STEPS = 100  # steps before which a collapse is not reported, unless training ends
 CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
 
 

@@ -36,8 +36,9 @@ def make_views(
 ) -> tuple[Folding, TrainingView | None]:
     """The attack's view and the training pass's view in this type; or the attack's in the model's own type and None.
 
-    The latter if the bf16 view disagrees with the model on two images or fails, or if train mode cannot be traced.
-    Layers without a bf16 version, and parameters outside of layers that promote to fp32, show only in a forward pass.
+    It falls back to the model's own type if the bf16 view disagrees with the model on two images or fails, or if train
+    mode cannot be traced. Layers without a bf16 version, and parameters outside of layers that promote to fp32, show
+    only in a forward pass.
     """
     if dtype is not None:
         folding = Folding(model, dtype=dtype, fuse=device.type == "cuda")

@@ -190,7 +190,7 @@ def choices() -> str:
     return f"natural, {stepped} (K steps, R restarts), {named}; NAME@EPS sets an attack's own eps"
 
 
-def fit(spec: AttackSpec, target: Target, classes: int, say: Callable[[str], None]) -> AttackSpec:
+def resolve(spec: AttackSpec, target: Target, classes: int, say: Callable[[str], None]) -> AttackSpec:
     """The attack for this model and these images: precision, mask, and the searches that its classes allow.
 
     A UserError if no search is possible, or if an l2 or l1 ball contains all images.

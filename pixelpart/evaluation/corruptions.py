@@ -17,7 +17,7 @@ from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.data.corruptions.source import CorruptionSource, Facts, check_names, open_source
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.images import check_model
+from pixelpart.evaluation.images import checked_logits
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.result import Entry, FlagArray, Outcome
 from pixelpart.evaluation.statistics import score_interval
@@ -187,7 +187,7 @@ class CorruptionRun:
     ) -> None:
         self.model, self.target, self.source, self.progress = model, target, source, progress
         self.store = ResultStore(target, file=FILE)
-        self.key = ResultKey.of(model, target, check_model(model, target.pictures))
+        self.key = ResultKey.of(model, target, checked_logits(model, target.pictures))
         self.warnings: list[str] | None = None
         self.done, self.total = 0, total * len(target.pictures)
 

@@ -34,7 +34,7 @@ def read_entries(folder: Path, file: str = "eval.json", problems: list[str] | No
     found: list[Entry] = []
     for entry in entries:
         try:
-            if not intact(entry):
+            if not checksum_matches(entry):
                 raise ValueError("checksum mismatch")
             found.append(_with_warnings(check_record(ResultEntry, entry)))
         except ValueError as error:
@@ -47,18 +47,18 @@ def _with_warnings(entry: Entry) -> Entry:
     """The entry, with `warnings` where an older version wrote `doubts`."""
     if "doubts" not in entry:
         return entry
-    return sealed({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
+    return with_checksum({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
 
 
-def sealed(content: Entry) -> Entry:
+def with_checksum(content: Entry) -> Entry:
     """The content with `sum`, a checksum of all its fields."""
     plain = {name: value for name, value in content.items() if name != "sum"}
     return plain | {"sum": hash_json(plain)[:16]}
 
 
-def intact(content: Entry) -> bool:
+def checksum_matches(content: Entry) -> bool:
     """Whether the checksum is right; entries of older versions have none."""
-    return "sum" not in content or content == sealed(content)
+    return "sum" not in content or content == with_checksum(content)
 
 
 def hash_json(value: Any) -> str:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, Size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.adaptive import important
-from pixelpart.evaluation.attack_spec import choices, fit, parse_attack
+from pixelpart.evaluation.attack_spec import choices, parse_attack, resolve
 from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.images import check_gradient, check_model
+from pixelpart.evaluation.images import check_gradient, checked_logits
 from pixelpart.evaluation.measure import clean_logits, measure
 from pixelpart.evaluation.result import Outcome, Result
 from pixelpart.evaluation.store import NOT_STORED, ResultKey, ResultStore
@@ -57,7 +57,7 @@ def evaluate(
 
     The model is a Run, an nn.Module, or the name of a run folder, a .safetensors checkpoint, a .pt2 archive of
     torch.export or a `module:function`. `data` is the name of a data set, whose test split is used (`size` and
-    `skip_bad` as in `data.load`), or (images, labels); runs and checkpoints bring their own. With
+    `skip_bad` as in `data.load`), or (images, labels); runs and checkpoints use their own by default. With
     `split="held-out"` it is the training images that the run held out, in the data set's order. `images` uses the first
     n.
 
@@ -95,8 +95,8 @@ def evaluate(
     if store.folder is None:
         say(NOT_STORED)
     with ieee_fp32(pictures.device), borrowed(target.model) as net:
-        probe = check_model(net, pictures)
-        specs = [fit(spec, target, probe.shape[1], say) for spec in specs]
+        probe = checked_logits(net, pictures)
+        specs = [resolve(spec, target, probe.shape[1], say) for spec in specs]
         if any(spec.needs_gradient for spec in specs):
             check_gradient(net, pictures)
         if masks := [spec.mask for spec in specs if spec.mask]:

@@ -100,7 +100,7 @@ def check_counts(**counts: int | None) -> None:
             raise UserError(f"{name} {count!r} is not a whole number above 0")
 
 
-def check_model(model: nn.Module, pictures: ImageSet) -> Logits:
+def checked_logits(model: nn.Module, pictures: ImageSet) -> Logits:
     """The logits of the first KEY_IMAGES images, then of the same images with noise; a UserError if they are no logits.
 
     Only the noisy images show whether the model rounds pixels to 255 levels.

@@ -162,7 +162,7 @@ def _choose_data(
     if data is None:
         if config is None:
             known = ", ".join(sorted(sets.SETS))
-            raise UserError(f"{shown} brings no test images; give data (--data), one of {known}, or (images, labels)")
+            raise UserError(f"{shown} has no data set of its own; give --data, one of {known}, or (images, labels)")
         return config.dataset, config.data_options
     if not isinstance(data, str):
         return data, {}
@@ -188,7 +188,7 @@ def _check_held_out(shown: str, config: Config | None, data: Data, options: dict
     if not config.holdout:
         raise UserError(f"{shown} held out no images: its config has holdout 0")
     if not isinstance(data, str) or data_label(data, **options) != config.data_label:
-        raise UserError(f"the held-out images of {shown} are of {config.data_label}; give no other data")
+        raise UserError(f"split {HELD_OUT!r} of {shown} is of {config.data_label}; omit data (--data)")
 
 
 def _identify(subject: Any) -> tuple[Kind, Run | None]:
@@ -211,8 +211,7 @@ def _identify(subject: Any) -> tuple[Kind, Run | None]:
         raise UserError(f"{path} is not a run folder: it does not exist; {similar_path(path)}give {CHOICES}")
     if path.suffix in PICKLES:
         raise UserError(
-            f"{path} is a pickle, which can run any code when loaded; load it in a function of yours and give "
-            "module:function"
+            f"{path} is a pickle file, which can run code when loaded; give a module:function of yours that loads it"
         )
     raise UserError(f"{path} is not a kind of file that can be evaluated; give {CHOICES}")
 

@@ -80,7 +80,7 @@ def supports(x: Tensor, weight: Tensor, stride: int) -> bool:
 
 
 class Team(NamedTuple):
-    """Boxes per tile, and blocks that share its steps."""
+    """Boxes per tile, and blocks among which its sum is divided (split-K)."""
 
     pieces: int
     split: int
@@ -225,7 +225,7 @@ def _run(
     kernel = _kernel(tiling, device, FORWARD=is_forward, PLAIN=plain, OTHER=other is not None)
     items, room = len(kinds) * down * across, kernel.clusters(THREADS, team.split)
     if team.split > 1 and items > room:
-        raise Unsupported("more blocks have to run at the same time than the device can run")
+        raise Unsupported("the grid exceeds the number of clusters that the device runs at once")
 
     width, tall = outs[0].shape[3], chunks * CHUNK if is_forward else CHUNK
     box = CHUNK, width, boxes.rows, boxes.images

@@ -192,4 +192,4 @@ def _library(name: str) -> Any:
 
 def _check_status(status: int) -> None:
     if status:
-        raise Unsupported(f"CUDA status {status}")
+        raise Unsupported(f"a CUDA or NVRTC call failed with status {status}")

@@ -13,7 +13,7 @@ from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.controls import draw_blobs, flat, inverted, same_area, shuffled, unchanged
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, model_map, pooled_cam, upscale, xgradcam
 from pixelpart.masks.policy import BudgetPolicy, budget, budget_policy
-from pixelpart.masks.rules import above_mean, above_quantile, dead, official, parse_rule, power, rank, soft, zscore
+from pixelpart.masks.rules import above_mean, above_quantile, is_dead, official, parse_rule, power, rank, soft, zscore
 from pixelpart.masks.sources import (
     Source,
     SourceInputs,
@@ -42,10 +42,10 @@ __all__ = [
     "budget",
     "budget_policy",
     "cam",
-    "dead",
     "draw_blobs",
     "features_cam",
     "heatmap",
+    "is_dead",
     "parse_rule",
     "parse_source",
     "pooled_cam",

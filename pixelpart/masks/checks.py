@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pixelpart.errors import UserError
-from pixelpart.masks.rules import dead
+from pixelpart.masks.rules import is_dead
 from pixelpart.types import Heatmap
 
 ROUNDING = 1e-6  # how far outside [0, 1] a value may be
@@ -36,4 +36,4 @@ def check_share(share: Tensor, heat: Heatmap, what: str) -> None:
     n, *size = heat.shape
     if share.shape not in ((n, 1, *size), (n, 3, *size)):
         raise UserError(f"{what} returned shape {tuple(share.shape)}; it must be ({n}, 1 or 3, {size[0]}, {size[1]})")
-    check_range(share[~dead(heat)], f"{what} returned shares")
+    check_range(share[~is_dead(heat)], f"{what} returned shares")

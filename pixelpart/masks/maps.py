@@ -51,7 +51,10 @@ def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, 
 
 
 def features_cam(model: Any, acts: Activations | Tokens, target: Labels, *, method: str = "gradcam") -> Map:
-    """The map at `features`, given its output: by `pooled_cam` if the head allows it, else by autograd."""
+    """The map at `features`, given its output.
+
+    By `pooled_cam` if the head is average pooling and a linear layer, as in resnet18, wrn, tiny-cnn; else by autograd.
+    """
     linear = getattr(model, "pooled_linear", None)
     if linear is not None:
         return pooled_cam(acts, linear.weight, target, method=method)
@@ -89,10 +92,10 @@ def cam(
 
 
 def model_map(inputs: SourceInputs, *, method: str) -> Map:
-    """The source of a class activation map, or an attention map.
+    """The raw class activation map or attention map.
 
-    At the last layer a class activation map needs no more than a clean pass; other layers and attention maps take a
-    pass of their own through `model`.
+    At the layer "features" a class activation map reads the clean pass; other layers and attention maps take a pass of
+    their own through `model`.
     """
     if inputs.layer == "features" and method in masks.CAMS and inputs.acts is not None:
         assert inputs.target is not None

@@ -18,9 +18,9 @@ from pixelpart.errors import UserError, choose, unknown
 from pixelpart.masks.checks import check_maps, check_range, check_share, check_size
 from pixelpart.masks.controls import Noise, shuffled
 from pixelpart.masks.maps import upscale
-from pixelpart.masks.rules import dead, parse_rule, rank
+from pixelpart.masks.rules import is_dead, parse_rule, rank
 from pixelpart.masks.sources import Source, SourceInputs, parse_source
-from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Map, Share
+from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Logits, Map, Share
 
 TARGETS = ("predicted", "label")
 MEAN_OVER = {"image": (1, 2, 3), "batch": (0, 1, 2, 3)}
@@ -60,11 +60,22 @@ class BudgetPolicy:
         found["mask.mean_over batch"] = self.mean > 0 and self.mean_over == "batch"
         return next((name for name, used in found.items() if used), "")
 
-    def maps(self, x: Images, y: Labels, **seen: Any) -> Map:
-        """The source's map of each image; `seen` are the other fields of `SourceInputs` that it reads."""
-        predicted = None if seen.get("logits") is None else seen["logits"].argmax(1)
+    def maps(
+        self,
+        x: Images,
+        y: Labels,
+        *,
+        model: Any,
+        view: Any,
+        clean: tuple[Tensor, Logits] | None = None,
+        noise: Tensor | None = None,
+        objects: Tensor | None = None,
+    ) -> Map:
+        """The source's map of each image; `clean` is what the view computed for x. See `SourceInputs`."""
+        acts, logits = clean or (None, None)
+        predicted = None if logits is None else logits.argmax(1)
         target = y if self.of_label else predicted
-        return self.read(SourceInputs(x, y, target, self.layer, **seen))
+        return self.read(SourceInputs(x, y, target, self.layer, model, view, acts, logits, noise, objects))
 
     def heat(self, maps: Map, size: tuple[int, int]) -> Heatmap:
         """Maps of the network at image size and in [0,1]; other maps are that already."""
@@ -73,8 +84,8 @@ class BudgetPolicy:
     def share(self, maps: Map, size: tuple[int, int]) -> tuple[Share, Flags]:
         """Each pixel's share of the way from eps_low to eps, and which maps are dead; these have share 1."""
         heat = self.heat(maps, size)
-        flags = torch.zeros_like(heat[:, 0, 0], dtype=torch.bool) if self.source.per_image else dead(heat)
-        return live_or_one(self.rule(heat), flags), flags
+        dead = torch.zeros_like(heat[:, 0, 0], dtype=torch.bool) if self.source.per_image else is_dead(heat)
+        return live_or_one(self.rule(heat), dead), dead
 
     def budget(self, share: Share, dead: Flags, noise: Noise | None = None) -> tuple[BudgetMap, Share]:
         """Control, then scale: the budget of each pixel, and its share after the control."""
@@ -95,8 +106,8 @@ class BudgetPolicy:
             check_range(maps, f"{what} returned heat")
         heat = self.heat(maps, size)
         check_share(self.rule(heat), heat, f"mask.rule {rule}")
-        share, flags = self.share(maps, size)
-        check_share(self.control(share, flags, noise), heat, f"mask.control {control}")
+        share, dead = self.share(maps, size)
+        check_share(self.control(share, dead, noise), heat, f"mask.control {control}")
 
 
 def live_or_one(share: Share, dead: Flags) -> Share:
@@ -111,7 +122,7 @@ def scale(share: Share, *, eps: float, eps_low: float) -> BudgetMap:
 
 
 def with_mean(budget: BudgetMap, mean: float, *, over: str) -> BudgetMap:
-    """Budgets in the same ratio whose mean over each image, or over the batch, is `mean`; none is above 1.
+    """Budgets rescaled so that their mean over each image, or over the batch, is `mean`; then clamped to at most 1.
 
     Where all budgets are 0 there is no ratio, and each becomes `mean`.
     """
@@ -129,7 +140,7 @@ def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> 
     levels = {"eps": eps, "eps_low": eps_low}
     share = parse_rule(rule, **levels)(heat)
     check_share(share, heat, f"rule {rule}")
-    return scale(live_or_one(share, dead(heat)), **levels)
+    return scale(live_or_one(share, is_dead(heat)), **levels)
 
 
 def budget_policy(

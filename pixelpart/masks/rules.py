@@ -18,7 +18,7 @@ LEAST_HEAT = 1e-3  # in `power`
 LARGEST_POWER = 10  # 1e-3 to this power, either way, is within the range of fp32
 
 
-def dead(heat: Heatmap) -> Flags:
+def is_dead(heat: Heatmap) -> Flags:
     """Which images have zero heat at every pixel."""
     return (heat == 0).flatten(1).all(1)
 

@@ -41,7 +41,7 @@ class Source:
     raw: bool = False  # returns raw maps, which the policy min-max scales and resizes; else heat at image size
     from_model: bool = False  # reads the network, so that its maps may be stored
     of_image: bool = False  # belongs to the image before augmentation, and moves with it
-    per_image: bool = False  # a map is one number, which may be anything and is compared with those of other images
+    per_image: bool = False  # a map is one real number per image, ranked over the batch
     settings: Callable[[str], dict[str, Any]] | None = None  # reads what follows the colon of name:setting
 
 

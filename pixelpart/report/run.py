@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelpart.config import DEFAULT_EPS, Config, default_step_size, flat, validation_message
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import intact, read_entries
+from pixelpart.evaluation.entries import checksum_matches, read_entries
 from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, Run, mean_budget
 
@@ -192,7 +192,7 @@ class ReportedRun(Marked):
             return None
         if not isinstance(content, dict) or content.get("schema_version") != schema:
             self.notes.append(f"{name} is not shown: its schema_version is not {schema}")
-        elif not intact(content):
+        elif not checksum_matches(content):
             self.notes.append(f"{name} is not shown: checksum mismatch")
         else:
             try:

@@ -14,8 +14,8 @@ AGREEMENT, ROUNDING = 0.1, 1e-3  # largest difference in bf16 and in fp32, relat
 def trusted_view(model: Model, x: Images, precision: str) -> tuple[Model, str | None]:
     """The model's folded view in this precision ("fp32" or "bf16"), or the model itself and the reason.
 
-    The view is compared with the model on the first COMPARED_IMAGES of x. A model that torch.fx cannot trace needs no
-    reason in fp32, where its view would only be faster.
+    The view is compared with the model on the first COMPARED_IMAGES of x. In fp32, no reason is given
+    for a model that torch.fx cannot trace: its view would only be faster.
     """
     dtype = PRECISIONS[precision]
     view = search_view(model, dtype=dtype, fuse=dtype is not None and x.is_cuda)

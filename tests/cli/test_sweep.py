@@ -10,7 +10,7 @@ from command_line import mistake
 from pixelpart import recipes
 from pixelpart.cli.main import main
 from pixelpart.evaluation.statistics import wilson
-from pixelpart.evaluation.store import sealed
+from pixelpart.evaluation.store import with_checksum
 from pixelpart.files import exclusive_lock
 from pixelpart.report.arms import collect, find_arms
 from pixelpart.report.run import read_runs
@@ -108,7 +108,7 @@ def test_a_collapsed_arm_is_marked_in_the_table_in_the_means_and_in_the_tex_file
         file = tmp_path / "sweeps/grid/runs" / row["run"] / "eval.json"
         content = json.loads(file.read_text())
         warnings = ["all images are predicted as class 2"] * (row["seed"] == 1 and row["optim.lr"] == 0.02)
-        content["entries"] = [sealed(entry | {"warnings": warnings}) for entry in content["entries"]]
+        content["entries"] = [with_checksum(entry | {"warnings": warnings}) for entry in content["entries"]]
         file.write_text(json.dumps(content))
     assert main(["sweep", str(path), "--status", "--table", "table.tex"]) == 0
     lines = capsys.readouterr().out.splitlines()

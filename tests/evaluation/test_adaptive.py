@@ -121,7 +121,7 @@ def test_images_are_judged_by_the_budget_of_their_mask(model, given, monkeypatch
     everywhere = False
     assert try_steps(*attack).all()
     everywhere = True
-    alive = int((~masks.dead(masks.heatmap(model, x))).sum())
+    alive = int((~masks.is_dead(masks.heatmap(model, x))).sum())
     assert 0 < alive < N
     with pytest.raises(UserError, match=rf"attack pgd left the budget or \[0, 1\] in {alive} of {N} images"):
         try_steps(*attack)

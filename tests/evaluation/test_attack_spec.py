@@ -11,7 +11,7 @@ from pixelpart.attacks.apgd import apgd_search
 from pixelpart.config import Config, MaskConfig
 from pixelpart.errors import UserError
 from pixelpart.evaluation import reference
-from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, choices, fit, parse_attack
+from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, choices, parse_attack, resolve
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.store import hash_json
@@ -25,7 +25,7 @@ MASK = {"cam": "gradcam", "layer": "features", "rule": "mean", "target": "predic
 def fitted(name, *, classes=10, device="cpu", config=None, **changes):
     pictures = ImageSet(torch.zeros(1, 3, 6, 6), torch.zeros(1), torch.device(device))
     target = Target(torch.nn.Identity(), pictures, {}, None, config=config)
-    return fit(parse_attack(name, **GIVEN | changes), target, classes, say=lambda line: None)
+    return resolve(parse_attack(name, **GIVEN | changes), target, classes, say=lambda line: None)
 
 
 def facts(name, **changes):

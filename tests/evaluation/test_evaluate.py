@@ -145,7 +145,7 @@ BAD_DATA = {
     "float labels": (lambda x, y: (x, y.float()), "labels are float32"),
     "one thing": (lambda x, y: x[0, 0, 0, 0], "give the name of a data set or a pair"),
     "no such set": (lambda x, y: "imagenet", "unknown data set 'imagenet'; did you mean tinyimagenet"),
-    "nothing": (lambda x, y: None, "a module brings no test images"),
+    "nothing": (lambda x, y: None, "a module has no data set of its own"),
 }
 
 

@@ -21,8 +21,8 @@ from pixelpart.evaluation.store import (
     hash_weights,
     read_entries,
     read_labels,
-    sealed,
     signature,
+    with_checksum,
 )
 from pixelpart.runs import load_checkpoint, save_checkpoint
 
@@ -253,7 +253,7 @@ def test_a_changed_entry_is_measured_again(checksum, reused, net, tmp_path):
         if checksum == "none":
             del entry["sum"]
         elif checksum == "recomputed":
-            content["entries"][1] = sealed(entry)
+            content["entries"][1] = with_checksum(entry)
         path.write_text(json.dumps(content))
         assert reused(net) == [True, False], field
         path.write_text(json.dumps(intact))
@@ -269,7 +269,7 @@ def test_an_entry_that_is_no_result_is_left_out_with_and_without_a_checksum(chan
     path = tmp_path / "eval.json"
     content = json.loads(path.read_text())
     first, second = content["entries"]
-    changed = sealed(second | change)
+    changed = with_checksum(second | change)
     for entry in (changed, {name: value for name, value in changed.items() if name != "sum"}):
         path.write_text(json.dumps(content | {"entries": [first, entry]}))
         assert read_entries(tmp_path) == [first]
@@ -280,7 +280,7 @@ def test_flags_are_never_read_from_outside_the_folder(reused, net, tmp_path):
     path = tmp_path / "eval.json"
     content = json.loads(path.read_text())
     (tmp_path / "elsewhere.npy").write_bytes((tmp_path / content["entries"][0]["flags"]).read_bytes())
-    content["entries"][0] = sealed(content["entries"][0] | {"key": "../elsewhere"})
+    content["entries"][0] = with_checksum(content["entries"][0] | {"key": "../elsewhere"})
     path.write_text(json.dumps(content))
     assert reused(net) == [False, True]
     assert (tmp_path / "elsewhere.npy").exists()
@@ -306,7 +306,7 @@ def test_entries_of_older_versions_are_readable_and_never_reused(reused, net, tm
     for entry in content["entries"]:
         old = {name: value for name, value in entry.items() if name not in ("warnings", "sum")}
         entry.clear()
-        entry.update(sealed(old | {"doubts": ["old"], "asked": "0f" * 32, "key": "ab" * 16}))
+        entry.update(with_checksum(old | {"doubts": ["old"], "asked": "0f" * 32, "key": "ab" * 16}))
     path.write_text(json.dumps(content))
     assert [entry["warnings"] for entry in read_entries(tmp_path)] == [["old"], ["old"]]
     assert reused(net) == [False, False]

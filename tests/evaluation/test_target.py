@@ -122,7 +122,7 @@ def test_a_new_model_of_a_function_is_in_train_mode_and_needs_no_warning(own, tm
 
 def test_without_images_nothing_is_imported(own, tmp_path):
     for name in (own, str(tmp_path / "nothing.pt2")):
-        with pytest.raises(UserError, match=r"brings no test images; .* one of cifar10, .*tinyimagenet, or"):
+        with pytest.raises(UserError, match=r"has no data set of its own; .* one of cifar10, .*tinyimagenet, or"):
             evaluate(name)
     assert "subject_models" not in sys.modules
 
@@ -145,7 +145,7 @@ def test_a_pickle_is_not_loaded(name, tmp_path):
             return open, (str(tmp_path / "sprung"), "w")
 
     torch.save(Trap(), tmp_path / name)
-    with pytest.raises(UserError, match=r"is a pickle, .*; load it in a function of yours"):
+    with pytest.raises(UserError, match=r"is a pickle file, .*; give a module:function of yours"):
         evaluate(tmp_path / name, data="shapes")
     assert not (tmp_path / "sprung").exists()
 

@@ -13,7 +13,7 @@ from metrics_rows import metrics_row
 from pixelpart.cli.main import main
 from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.statistics import wilson
-from pixelpart.evaluation.store import add_entry, fingerprint, sealed
+from pixelpart.evaluation.store import add_entry, fingerprint, with_checksum
 from pixelpart.experiments.common import distances
 from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.study import EXTENDED, PART
@@ -47,7 +47,7 @@ def add_run(root, label, seed, shift=0, autoattack=None):
             "settings": {}, "seed": spec.seed, "precision": "fp32", "warnings": [], "seconds": 1.0,
             "fingerprint": fingerprint(flags), "key": key, "probe": [],
         }  # fmt: skip
-        add_entry(folder, sealed(entry), flags)
+        add_entry(folder, with_checksum(entry), flags)
 
 
 @pytest.fixture

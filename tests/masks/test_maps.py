@@ -190,7 +190,7 @@ def test_a_constant_map_is_dead() -> None:
     cam = torch.stack([torch.zeros(4, 4), torch.full((4, 4), 0.3), torch.arange(16.0).view(4, 4)])
     heat = masks.upscale(cam, (8, 8))
     assert (heat[:2] == 0).all()
-    assert masks.dead(heat).tolist() == [True, True, False]
+    assert masks.is_dead(heat).tolist() == [True, True, False]
 
 
 def test_maps_never_wait_for_the_device() -> None:

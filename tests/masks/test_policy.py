@@ -28,8 +28,8 @@ def test_a_raw_map_becomes_eps_in_its_hot_half_and_eps_low_elsewhere_and_a_dead_
 def test_a_policys_maps_are_those_of_cam(layer: str, target: str) -> None:
     model, x, y = models.build("tiny-cnn").eval(), torch.rand(3, 3, 16, 16), torch.tensor([1, 2, 3])
     acts = model.features(x).detach()
-    seen = {"model": model, "view": model, "acts": acts, "logits": model.head(acts).detach()}
-    found = policy(source="layercam", layer=layer, target=target).maps(x, y, **seen)
+    clean = (acts, model.head(acts).detach())
+    found = policy(source="layercam", layer=layer, target=target).maps(x, y, model=model, view=model, clean=clean)
     expected = masks.cam(model, x, y if target == "label" else None, method="layercam", layer=layer)
     torch.testing.assert_close(found, expected)
 

@@ -113,7 +113,7 @@ def test_images_do_not_interact_and_a_dead_map_gives_eps_everywhere(rule: str) -
     heat = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(3))
     heat[1] *= 0.2
     heat[2] = 0
-    assert masks.dead(heat).tolist() == [False, False, True]
+    assert masks.is_dead(heat).tolist() == [False, False, True]
     budget = masks.budget(heat, eps=EPS, eps_low=LOW, rule=rule)
     single = torch.cat([masks.budget(image[None], eps=EPS, eps_low=LOW, rule=rule) for image in heat])
     torch.testing.assert_close(budget, single)

@@ -46,7 +46,7 @@ def test_gradient_is_the_size_of_the_losss_gradient_over_its_largest(model, targ
 def test_a_gradient_of_zero_is_a_dead_map() -> None:
     x, y = images(2)
     found = read("gradient", SourceInputs(x, y, y, view=lambda x: 0 * x.sum((2, 3))))
-    assert masks.dead(found).all()
+    assert masks.is_dead(found).all()
 
 
 def test_the_gradient_is_blurred_by_a_gaussian_whose_weights_sum_to_one_also_at_the_border(model) -> None:
@@ -94,7 +94,7 @@ def test_an_object_is_its_mask_unless_it_fills_the_image() -> None:
     objects[0, 2:5, 3:9], objects[1] = 1, 1
     heat = read("object", SourceInputs(x, y, objects=objects))
     assert torch.equal(heat[0], objects[0].double())
-    assert masks.dead(heat).tolist() == [False, True, True]
+    assert masks.is_dead(heat).tolist() == [False, True, True]
 
 
 def test_blobs_differ_between_images_and_from_those_of_the_control() -> None:

@@ -115,7 +115,7 @@ def test_every_map_works_on_a_transformer_and_leaves_no_trace(pool, method):
     module = VisionTransformer(pool).train()
     heat = masks.heatmap(wrap(module), images(), method=method)
     assert heat.shape == (3, 24, 24)
-    assert not masks.dead(heat).any()
+    assert not masks.is_dead(heat).any()
     assert all(block.attn.fused_attn for block in module.blocks)
     assert all(part.training and not part._forward_hooks for part in module.modules())
     with pytest.raises(AssertionError):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pixelpart.evaluation.store import fingerprint, sealed
+from pixelpart.evaluation.store import fingerprint, with_checksum
 
 CHECK = {
     "schema_version": 1, "verdict": "suspicious", "checkpoint": "best", "epoch": 3, "eps": 8 / 255, "n": 500,
@@ -74,9 +74,9 @@ def test_unusable_file_becomes_a_note(make_run, page, name, content):
 
 def test_content_with_a_checksum_mismatch_is_not_shown(make_run, page, entry):
     folder = make_run()
-    (folder / "check.json").write_text(json.dumps(sealed(CHECK) | {"verdict": "as expected"}))
+    (folder / "check.json").write_text(json.dumps(with_checksum(CHECK) | {"verdict": "as expected"}))
     settings = {"corruption": "fog", "severity": 1, "source": "generated"}
-    changed = sealed(entry("fog-1", 0.4, settings=settings)) | {"accuracy": 0.8}
+    changed = with_checksum(entry("fog-1", 0.4, settings=settings)) | {"accuracy": 0.8}
     (folder / "corruptions.json").write_text(json.dumps({"schema_version": 1, "entries": [changed]}))
     found = page(folder)
     assert "check.json is not shown: checksum mismatch" in found.all("ul", "notes")[0].text

@@ -1,6 +1,6 @@
 """What is read of a run folder, and which results share a row."""
 
-from pixelpart.evaluation.store import sealed
+from pixelpart.evaluation.store import with_checksum
 from pixelpart.report.run import read_runs
 from pixelpart.report.table import columns, result_rows
 
@@ -29,7 +29,7 @@ def test_notes_say_what_is_missing(make_run, metrics_row, tmp_path):
 
 
 def test_bad_entries_are_left_out_and_good_ones_kept(make_run, entry):
-    good = sealed(entry())
+    good = with_checksum(entry())
     run = read(make_run(entries=[good, entry(accuracy=1.7), {"attack": "pgd7"}, good | {"accuracy": 0.53}]))
     assert [m.accuracy for m in run.measurements] == [0.43]
     assert len(run.notes) == 3

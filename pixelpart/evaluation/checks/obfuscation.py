@@ -20,7 +20,7 @@ from pixelpart.evaluation.attack_spec import AUTOATTACKS, in_range
 from pixelpart.evaluation.checks import behaviours, sanity
 from pixelpart.evaluation.checks.behaviours import EXPECTED, STEPS, SUSPICIOUS, BehaviourResult, CheckedModel
 from pixelpart.evaluation.checks.surrogate import MAX_TRAINING_IMAGES, train_surrogate
-from pixelpart.evaluation.images import check_gradient, check_model
+from pixelpart.evaluation.images import check_gradient, checked_logits
 from pixelpart.evaluation.measure import natural
 from pixelpart.evaluation.partial import agree
 from pixelpart.evaluation.target import GIVEN, Target, load_target
@@ -58,7 +58,7 @@ class ObfuscationReport:
 
     def as_json(self) -> dict[str, Any]:
         results = [asdict(behaviour) for behaviour in self.behaviours]
-        return store.sealed({
+        return store.with_checksum({
             "schema_version": SCHEMA, "verdict": self.verdict, **self.facts, "behaviours": results,
             "warnings": self.warnings,
         })  # fmt: skip
@@ -118,7 +118,7 @@ def check(
         x, y = (part[:DEFAULT_IMAGES] for part in (pictures.images, pictures.labels))
         pictures = replace(pictures, images=x, labels=y)
     with ieee_fp32(pictures.device), borrowed(target.model) as net:
-        probe = store.signature(check_model(net, pictures))
+        probe = store.signature(checked_logits(net, pictures))
         check_gradient(net, pictures)
         correct = natural(net, pictures)
         if not correct.any():
@@ -186,7 +186,7 @@ def load_surrogate(
     if other.config and name != GIVEN and other.config.data_label != name:
         raise UserError(f"the surrogate is for {other.config.data_label}, the model for {name}; give one for {name}")
     with borrowed(other.model) as model:
-        probes = [check_model(one, pictures) for one in (checked.model, model)]
+        probes = [checked_logits(one, pictures) for one in (checked.model, model)]
         classes = [probe.shape[1] for probe in probes]
         if classes[0] != classes[1]:
             raise UserError(f"the surrogate has {classes[1]} classes, the model {classes[0]}")

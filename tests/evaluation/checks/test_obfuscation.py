@@ -18,7 +18,7 @@ from pixelpart.evaluation import store
 from pixelpart.evaluation.checks import obfuscation, sanity
 from pixelpart.evaluation.checks.behaviours import EXPECTED, SKIPPED, SUSPICIOUS
 from pixelpart.evaluation.checks.obfuscation import check
-from pixelpart.evaluation.images import ImageSet, check_model
+from pixelpart.evaluation.images import ImageSet, checked_logits
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run, save_checkpoint
 
@@ -156,7 +156,7 @@ def test_warnings_of_autoattack_in_eval_json_are_in_the_report(plane, pair, tmp_
     settings = {"data": pair, "eps": 0.02, "step_size": 0.01, "out": tmp_path}
     assert check(plane, **settings).verdict == EXPECTED
     flags = np.zeros(40, bool)
-    probe = store.signature(check_model(plane, ImageSet(*pair, torch.device("cpu"))))
+    probe = store.signature(checked_logits(plane, ImageSet(*pair, torch.device("cpu"))))
     facts = {
         "checkpoint": None, "dataset": "given", "split": "given", "accuracy": 0.0, "correct": 0, "n": 40,
         "settings": {}, "seed": 0, "precision": "fp32", "fingerprint": store.fingerprint(flags),
