@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pixelpart.evaluation.corruptions import corruptions
     from pixelpart.evaluation.evaluate import evaluate
     from pixelpart.evaluation.explain import explain
+    from pixelpart.exports.export import export
     from pixelpart.runs import Run
     from pixelpart.sweeps.sweep import sweep
 
@@ -25,6 +26,7 @@ __all__ = [
     "data",
     "evaluate",
     "explain",
+    "export",
     "masks",
     "models",
     "objectives",
@@ -40,6 +42,7 @@ _MODULES = {
     "corruptions": "pixelpart.evaluation.corruptions",
     "evaluate": "pixelpart.evaluation.evaluate",
     "explain": "pixelpart.evaluation.explain",
+    "export": "pixelpart.exports.export",
     "sweep": "pixelpart.sweeps.sweep",
     "train": "pixelpart.engine.train",
 }

@@ -10,8 +10,8 @@ import pixelpart
 ROOT = Path(pixelpart.__file__).parent
 BASE = ["types", "errors", "files", "config", "recipes", "losses", "draws", "runtime", "kernels", "view"]
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
-LATER = ["runs", "evaluation", "comparison", "listing", "engine", "sweeps", "experiments", "bench", "report", "cli"]
-LATER += ["__main__"]
+LATER = ["runs", "evaluation", "exports", "comparison", "listing", "engine", "sweeps", "experiments", "bench"]
+LATER += ["report", "cli", "__main__"]
 
 
 def allowed(place: str) -> set[str]:

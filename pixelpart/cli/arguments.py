@@ -120,13 +120,7 @@ def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
 def add_run_options(parser: Parser) -> None:
     """Which checkpoint of a run is used, its network if that is user code, and the images."""
     add_checkpoint(parser)
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        action="append",
-        help="network of a run, module:function; required if it is user code; repeat it for several networks "
-        "(default: the run's own)",
-    )
+    add_model(parser)
     parser.add_argument(
         "--data",
         metavar="NAME",
@@ -138,6 +132,16 @@ def add_run_options(parser: Parser) -> None:
 
 def add_checkpoint(parser: Any) -> None:
     parser.add_argument("--checkpoint", default="best", help="checkpoint of a run folder: best, last or epoch-N")
+
+
+def add_model(parser: Parser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        action="append",
+        help="network of a run, module:function; required if it is user code; repeat it for several networks "
+        "(default: the run's own)",
+    )
 
 
 def use_model(found: argparse.Namespace, named: Sequence[str | Path]) -> None:

@@ -84,6 +84,7 @@ VALUES = {
     "--on": ("local", "slurm"),
     "--scale": ("demo", "paper"),
     "--device": ("cpu", "cuda"),
+    "--to": ("pt2", "onnx", "robustbench", "hub"),
 }  # fmt: skip
 LISTS = ("--attacks", "--names", "--methods")  # values that are joined by commas
 POSITIONALS = {

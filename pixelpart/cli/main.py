@@ -21,6 +21,7 @@ from pixelpart.cli.demo import demo
 from pixelpart.cli.evaluate import evaluate
 from pixelpart.cli.experiment import experiment
 from pixelpart.cli.explain import explain
+from pixelpart.cli.export import export
 from pixelpart.cli.report import report
 from pixelpart.cli.runs import runs
 from pixelpart.cli.sweep import sweep
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "sweep": sweep,
     "experiment": experiment,
     "report": report,
+    "export": export,
     "runs": runs,
     "data": data,
     "bench": bench,

@@ -141,12 +141,16 @@ def read_picture(path: str | os.PathLike[str], config: Config) -> Tensor:
 
     Upright, cropped around its centre, resized, on the run's background. UserError if the file cannot be used.
     """
-    known = SETS.get(config.dataset)
-    shape = known.shape if known else (config.channels or 3, *height_width(config.size))
     try:
-        return torch.tensor(read_image(Path(path), shape, background=config.background)[0])
+        return torch.tensor(read_image(Path(path), shape_of(config), background=config.background)[0])
     except UserError as error:
         raise UserError(f"{path} {error}") from None
+
+
+def shape_of(config: Config) -> tuple[int, int, int]:
+    """Channels, height and width of the images of a run with this config; its data set need not be at hand."""
+    known = SETS.get(config.dataset)
+    return known.shape if known else (config.channels or 3, *height_width(config.size))
 
 
 def object_masks(name: str, *, split: str = "train", root: Root = None, **options: Any) -> Tensor:

@@ -22,6 +22,7 @@ from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, ENGINES
 from pixelpart.evaluation.target import SPLITS
 from pixelpart.experiments import EXPERIMENTS
 from pixelpart.experiments.common.scales import SCALES
+from pixelpart.exports import FORMATS
 from pixelpart.masks.policy import TARGETS
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.sweeps.jobs import PLACES
@@ -61,6 +62,7 @@ def test_values_are_those_of_the_tables():
         "--split": SPLITS,
         "--on": PLACES,
         "--scale": SCALES,
+        "--to": FORMATS,
     }
     for flag, names in tables.items():
         found = {value if flag == "--data" else value.rstrip(":") for value in VALUES[flag]}
