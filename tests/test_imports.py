@@ -8,7 +8,7 @@ from pathlib import Path
 import pixelpart
 
 ROOT = Path(pixelpart.__file__).parent
-BASE = ["types", "errors", "files", "config", "recipes", "losses", "draws", "runtime", "kernels", "view"]
+BASE = ["types", "errors", "version", "files", "config", "recipes", "losses", "draws", "runtime", "kernels", "view"]
 ROOMS = {"data", "models", "masks", "attacks", "objectives"}
 LATER = ["runs", "evaluation", "exports", "comparison", "listing", "engine", "sweeps", "experiments", "bench"]
 LATER += ["report", "cli", "__main__"]

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pixelpart import __version__
 from pixelpart.cli.arguments import HelpShown
 from pixelpart.cli.bench import bench
 from pixelpart.cli.check import check
@@ -27,6 +26,7 @@ from pixelpart.cli.runs import runs
 from pixelpart.cli.sweep import sweep
 from pixelpart.cli.train import train
 from pixelpart.errors import Diverged, UserError, choose
+from pixelpart.version import code_version
 
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "demo": demo,
@@ -79,7 +79,7 @@ def run_command(args: list[str]) -> int | None:
         print(usage())
         return 0
     if args[0] in ("-V", "--version"):
-        print(f"pixelpart {__version__}")
+        print(f"pixelpart {code_version()}")
         return 0
     return choose(COMMANDS, args[0], "command")(args[1:])
 

@@ -9,6 +9,8 @@ from pixelpart.engine.plan import Plan
 from pixelpart.engine.state import TrainingState
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.runs import MetricsRow
+from pixelpart.runtime.device import machine
+from pixelpart.version import code_version
 
 EPOCH_COLUMNS = ("epoch", "phase", "loss", "natural", "PGD", "images/s", "seconds")
 
@@ -16,7 +18,8 @@ EPOCH_COLUMNS = ("epoch", "phase", "loss", "natural", "PGD", "images/s", "second
 def opening_lines(
     plan: Plan, state: TrainingState, position: Position, loader: Loader, *, captured: bool
 ) -> Iterator[str]:
-    """Where training starts and how it runs."""
+    """What trains, where training starts and how it runs."""
+    yield f"pixelpart {code_version()} on {machine(loader.device)}"
     config, mask, steps, step = plan.config, plan.main.mask, loader.steps, position.step
     if position.forked_here:
         yield f"forked from {config.init_from}, at step {step}, config {config.hash()}"

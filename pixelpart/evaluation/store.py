@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,8 +31,10 @@ from pixelpart.evaluation.statistics import wilson
 from pixelpart.evaluation.target import Target
 from pixelpart.files import atomic_write, exclusive_lock
 from pixelpart.runs import EVAL_SCHEMA
+from pixelpart.runtime.device import machine
 from pixelpart.runtime.world import World
 from pixelpart.types import Logits
+from pixelpart.version import code_version
 
 ATTACKS_VERSION = 1  # raised when a change of the code changes outcomes; test_version.py fails until that is decided
 
@@ -117,8 +118,9 @@ class ResultStore:
             "attack": attack, **self.target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
             "correct": correct, "n": n, "eps": eps, "settings": dict(settings), "seed": seed, "precision": "fp32",
             "warnings": list(dict.fromkeys(warnings)), "seconds": round(seconds, 3),
-            "machine": machine(self.target.pictures.device), "flags": f"eval/{digest}.npy" if self.folder else None,
-            "fingerprint": fingerprint(flags), "key": digest, "probe": list(key.probe), "pixels": key.images,
+            "machine": machine(self.target.pictures.device), "code": code_version(),
+            "flags": f"eval/{digest}.npy" if self.folder else None, "fingerprint": fingerprint(flags),
+            "key": digest, "probe": list(key.probe), "pixels": key.images,
         })  # fmt: skip
         self._write(entry, flags)
         self._write_labels(key.images)
@@ -218,13 +220,6 @@ def signature(logits: Logits) -> list[float]:
     k = logits.shape[1]
     weights = torch.rand(k, 2, generator=torch.Generator().manual_seed(k), dtype=torch.float64) + 0.5
     return (logits.cpu().double() @ weights).flatten().tolist()
-
-
-def machine(device: torch.device) -> str:
-    """The hardware and torch version, without a host name."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _flags_file(folder: Path, key: str) -> Path:

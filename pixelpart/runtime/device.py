@@ -1,5 +1,6 @@
 """The device of a job."""
 
+import platform
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -24,3 +25,10 @@ def choose_device(name: torch.device | str | None) -> torch.device:
 def current(device: torch.device | str) -> AbstractContextManager[object]:
     """Makes a GPU the current device: graph capture and Triton use it, wherever the tensors are."""
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
+
+
+def machine(device: torch.device) -> str:
+    """The hardware and torch version, without a host name."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"

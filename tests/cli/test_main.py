@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from command_line import run_python
-from pixelpart import __version__
 from pixelpart.cli.main import COMMANDS, main
+from pixelpart.version import code_version
 
 
 def test_help_lists_every_command(capsys):
@@ -18,7 +18,7 @@ def test_help_lists_every_command(capsys):
         assert err == ""
         assert all(f"  {name} " in out for name in COMMANDS)
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"pixelpart {__version__}\n"
+    assert capsys.readouterr().out == f"pixelpart {code_version()}\n"
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "train shapes-at"])

@@ -18,6 +18,8 @@ from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import BudgetPolicy
 from pixelpart.runs import Run, RunFolder, load_checkpoint
+from pixelpart.runtime.device import machine
+from pixelpart.version import code_version
 from steps import decay_at
 from stopping import files_of, stop_after
 from terminals import screen_on_terminal, visible_lines
@@ -45,7 +47,9 @@ def test_a_run_writes_metrics_checkpoints_and_a_log(small, quiet, tmp_path):
     assert 0 < high < 1
     assert run.metrics[1]["budget_mean"] == pytest.approx((7 + high) / 255, rel=1e-5)
     assert not run.model.training
-    assert "3 epochs of 4 steps on cpu, uncompiled" in log_of(run)
+    first, second = log_of(run).splitlines()[:2]
+    assert first.endswith(f" pixelpart {code_version()} on {machine(torch.device('cpu'))}")
+    assert "3 epochs of 4 steps on cpu, uncompiled" in second
 
 
 def shown_table(screen):
@@ -68,7 +72,8 @@ def test_on_a_terminal_epochs_are_rows_of_a_table_which_remains_after_ctrl_c_and
     assert [row[:2] for row in rows] == [["1/3", "burn-in"], ["2/3", "mask"]]
     assert len(rows[1]) == 4  # neither loss nor accuracy yet
     assert below == ["stopped after step 7; the same command resumes from there"]
-    assert above[0].startswith("shapes-part: 3 epochs")
+    assert above[0].startswith("pixelpart ")
+    assert any(line.startswith("shapes-part: 3 epochs") for line in above)
     assert screen.console.file.getvalue().count("\x1b[?25h") >= screen.console.file.getvalue().count("\x1b[?25l")
 
     screen = screen_on_terminal(width=60)

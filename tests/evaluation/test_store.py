@@ -25,6 +25,7 @@ from pixelpart.evaluation.store import (
     with_checksum,
 )
 from pixelpart.runs import load_checkpoint, save_checkpoint
+from pixelpart.version import code_version
 
 KEY = ResultKey("name a", "weights", "images", (1.0, 2.0), {"kind": "pgd", "eps": 0.03, "settings": {"steps": 3}})
 
@@ -143,7 +144,9 @@ def test_the_same_attack_under_another_name_is_reused(net, pair, tmp_path):
     first = evaluate(net, attacks="apgd-ce-l2,pgd2", **settings)
     again = evaluate(net, attacks="apgd-ce-l2@0.5,pgd2@8/255,pgd2@4/255", **settings)
     assert [again[name].reused for name in again] == [True, True, False]
-    assert [entry["attack"] for entry in read_entries(tmp_path)] == [*first, *again]
+    entries = read_entries(tmp_path)
+    assert [entry["attack"] for entry in entries] == [*first, *again]
+    assert {entry["code"] for entry in entries} == {code_version()}
 
 
 def test_a_model_without_a_name_is_not_kept(net, pair, tmp_path, monkeypatch):

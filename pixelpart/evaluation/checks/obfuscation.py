@@ -26,8 +26,10 @@ from pixelpart.evaluation.partial import agree
 from pixelpart.evaluation.target import GIVEN, Target, load_target
 from pixelpart.files import atomic_write
 from pixelpart.runs import Run
+from pixelpart.runtime.device import machine
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.progress import Progress, silent
+from pixelpart.version import code_version
 from pixelpart.view.borrow import borrowed
 
 SCHEMA = 1  # layout of check.json
@@ -143,7 +145,7 @@ def check(
     facts = {
         **target.tags, "n": len(pictures), "natural": checked.share(correct), "eps": eps, "step_size": step_size,
         "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - start, 3),
-        "machine": store.machine(pictures.device),
+        "machine": machine(pictures.device), "code": code_version(),
     }  # fmt: skip
     kept = target.folder / "check.json" if target.folder else None
     report = ObfuscationReport(results, list(dict.fromkeys(warnings)), facts, kept)
