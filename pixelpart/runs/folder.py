@@ -56,7 +56,7 @@ class RunFolder:
         """UserError unless the folder is new, empty or holds a run with this config; the message says what differs."""
         if self.config_file.exists():
             theirs = self.read_config()
-            if self.metrics_file.exists() and not self.log_file.exists() and not self.checkpoint("last").exists():
+            if self.metrics_file.exists() and not self.log_file.exists():  # training writes the log first
                 raise UserError(f"{self.path} was exported and cannot be trained further; choose another --out")
             if differing := differing_fields(theirs, config):
                 raise UserError(

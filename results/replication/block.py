@@ -20,7 +20,7 @@ from pixelpart.experiments import replication
 from pixelpart.experiments.common.experiment import FOUR
 from pixelpart.experiments.common.scales import SCALES
 
-scale = SCALES["demo" if os.environ.get("REHEARSE") else "paper"]  # demo: on a CPU, in two minutes
+scale = SCALES["demo" if os.environ.get("REHEARSE") else "paper"]  # demo: on a CPU
 DECAY = 60 if scale.name == "paper" else 1  # AT and "AT, late decay" share the epochs before AT's first decay
 
 

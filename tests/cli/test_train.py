@@ -17,6 +17,7 @@ from pixelpart import data, models, recipes
 from pixelpart.cli.main import main
 from pixelpart.config import Config, read_config
 from pixelpart.runs import Run, RunFolder, read_facts
+from pixelpart.version import code_version
 
 OWN = """
 import pixelpart as pp
@@ -72,7 +73,8 @@ def test_output_without_a_terminal_is_one_plain_line_per_epoch(tmp_path, capsys,
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.splitlines()
-    names = [line.split(":")[0] for line in lines]
+    assert lines[0].startswith(f"pixelpart {code_version()} on ")
+    names = [line.split(":")[0] for line in lines[1:]]
     assert names == ["shapes-at", "epoch 1/2 plain", "epoch 2/2 plain", "collapsed", "best", "next"]  # so few steps
     assert "\x1b" not in err
     run = Run("runs/shapes-at-7")  # the default folder

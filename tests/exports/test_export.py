@@ -153,8 +153,10 @@ def test_a_hub_folder_is_a_run_without_what_only_training_needs(make_run) -> Non
     assert again["natural"].correct == outcome.correct
     assert not again["pgd2"].reused
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["photos-robust"]
-    with pytest.raises(UserError, match="photos-robust was exported and cannot be trained further"):
-        shared.folder.check_config(shared.config)
+    last = Run(pp.export(run, to="hub", out="shared/last", checkpoint="last"))
+    for exported in (shared, last):
+        with pytest.raises(UserError, match=f"{exported.dir} was exported and cannot be trained further"):
+            exported.folder.check_config(exported.config)
 
 
 def test_the_model_card_tells_what_was_measured_and_hides_the_folder(make_run) -> None:
