@@ -95,7 +95,7 @@ def power(heat: Heatmap, *, p: float, least: float) -> Share:
     """
     weight = heat.clamp(min=LEAST_HEAT) ** p
     half = weight / weight.mean((1, 2), keepdim=True) / 2
-    return ((half.clamp(least, 1) - least) / (1 - least))[:, None]
+    return ((half.clamp(least, 1) - least) / (1 - least)).clamp(0, 1)[:, None]  # the quotient may round past both
 
 
 def official(heat: Heatmap) -> Share:

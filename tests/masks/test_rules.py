@@ -91,6 +91,13 @@ def test_rank_equals_a_loop_over_the_values_of_the_batch() -> None:
     assert rules.rank(numbers[:1]).item() == 0.5
 
 
+def test_power_stays_within_its_levels_however_close_they_are() -> None:
+    heat = torch.rand(8, 4, 4, generator=torch.Generator().manual_seed(5)) ** 4  # some above twice the mean
+    for low in (7.89, 7.95, 7.99):
+        budget = masks.budget(heat, eps=8 / 255, eps_low=low / 255, rule="power:1")
+        assert [float(budget.min()), float(budget.max())] == pytest.approx([low / 255, 8 / 255], rel=1e-6)
+
+
 @pytest.mark.parametrize("p", [0.5, 2.0, -0.5, 0.0])
 def test_power_gives_budgets_in_proportion_to_a_power_of_heat_and_clips_them(p: float) -> None:
     heat = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(5))
