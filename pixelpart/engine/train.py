@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from pixelpart.runtime.world import World, joined, local_device
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
 COLLAPSE_STEPS = 100  # steps before which a collapse is not reported, unless training ends
 CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
+MASK_IMAGES = 16  # on which the mask is checked before training
 
 
 def train(
@@ -103,13 +104,13 @@ class Trainer:
         self.step: Callable[..., None] = train_step
         self.probe_batch: metrics.ProbeBatch = functools.partial(metrics.probe_batch, self.state.evaluated_view, config)
         self.chunk = self.probe_chunk = 1024 if device.type == "cuda" else 128
-        if fast and device.type == "cuda" and world.size == 1:
-            self.use_fast_path()
 
         self.loader, self.probe_sets, self.objects = training_data.load(
             config, data_root, device=device, world=world, screen=screen, layout=self.state.layout
         )
         self.check_last_batch()
+        if plan.main.mask is not None:
+            self.check_mask(plan.main.mask)
         self.measured_on = "held-out" if config.holdout else "test"
         self.notes = training_data.notes(config, data_root)
         self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
@@ -119,13 +120,19 @@ class Trainer:
         self.rows: list[MetricsRow] = []  # of metrics.jsonl
         self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
         self.collapsed_to: int | None = None  # the only class that the model predicts
-        self.collapse_reported = self.mask_checked = False
+        self.collapse_reported = False
+        if fast and device.type == "cuda" and world.size == 1:
+            self.use_fast_path()
 
     def use_fast_path(self) -> None:
         """Compiles and captures steps and probes from now on."""
         captured = CapturedStep(self.state, batch_size=self.config.batch_size, say=self.say)
         self.step, self.probe_batch = captured, captured.captured_probe(self.probe_batch)
         self.probe_chunk = captured.batch_size
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """The arithmetic that the run computes in."""
+        return fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
 
     # -- the loop
 
@@ -151,11 +158,10 @@ class Trainer:
         )
         for line in [*opening, *self.notes]:
             self.say(line)
-        arithmetic = fast_arithmetic() if self.state.low_precision else ieee_fp32(self.device)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
         self.table.rows = [messages.row_cells(row, epochs) for row in self.rows]
         try:
-            with arithmetic, generators, stop_requests() as stop, self.screen.bars(table=self.table) as progress:
+            with self.arithmetic(), generators, stop_requests() as stop, self.screen.bars(table=self.table) as progress:
                 self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
                 for epoch in range(self.position.step // steps, end):
                     self.begin_epoch(epoch)
@@ -189,9 +195,6 @@ class Trainer:
             if self.maps is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
                 assert self.plan.main.mask is not None
                 renew_maps(self.maps, self.state, self.plan.main.mask, self.loader, chunk=self.chunk)
-        if not self.mask_checked and (mask := self.plan.phase(epoch).mask) is not None:
-            self.mask_checked = True
-            self.check_mask(mask)
 
     def take_step(self, epoch: int, step: int) -> None:
         config, steps = self.config, self.loader.steps
@@ -261,9 +264,11 @@ class Trainer:
 
     @torch.no_grad()
     def check_mask(self, mask: BudgetPolicy) -> None:
-        """Raises a UserError if the mask's source, rule or control returns what no budget can be made of."""
-        x, y = (part[: metrics.DAMAGE_IMAGES] for part in self.probe_sets["train"])
-        maps, blobs = sample_maps(self.state, mask, x, y, objects=None if self.objects is None else self.objects.probe)
+        """Raises a UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1]."""
+        x, y = (part[:MASK_IMAGES] for part in self.probe_sets["train"])
+        objects = None if self.objects is None else self.objects.probe
+        with self.arithmetic():
+            maps, blobs = sample_maps(self.state, mask, x, y, objects=objects)
         names = self.config.mask
         mask.check(maps, x, blobs[:, 1], source=names.source, rule=names.rule, control=names.control)
 

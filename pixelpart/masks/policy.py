@@ -94,7 +94,7 @@ class BudgetPolicy:
         return (with_mean(budget, self.mean, over=self.mean_over) if self.mean else budget), share
 
     def check(self, maps: Tensor, x: Images, noise: Tensor | None, *, source: str, rule: str, control: str) -> None:
-        """A UserError if the maps of x, their shares or the control's are no numbers that a budget can be made of.
+        """A UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1].
 
         It names the source, the rule or the control. It waits for the device, so it is not part of a training step.
         """
@@ -102,8 +102,8 @@ class BudgetPolicy:
         check_maps(maps, len(x), what)
         if not self.source.raw:
             check_size(maps, (1, 1) if self.source.per_image else size, what)
-        if not self.source.raw and not self.source.per_image:
-            check_range(maps, f"{what} returned heat")
+            if not self.source.per_image:
+                check_range(maps, f"{what} returned heat")
         heat = self.heat(maps, size)
         check_share(self.rule(heat), heat, f"mask.rule {rule}")
         share, dead = self.share(maps, size)
