@@ -41,7 +41,8 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise OSError(error.errno, f"{error.strerror}; the old file is unchanged", str(path)) from None
+            unchanged = "; the old file is unchanged" * os.path.lexists(path)
+            raise OSError(error.errno, f"{error.strerror}{unchanged}", str(path)) from None
         raise
     sync_folder(path.parent)  # the new name is on disk too
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pixelpart.config import DEFAULT_EPS, Config, config_from
 from pixelpart.errors import UserError, similar_path
-from pixelpart.evaluation.entries import Entry, read_entries
+from pixelpart.evaluation.entries import Entry, on_most_images, read_entries, without_replaced
 from pixelpart.files import lock_holder, parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 
@@ -143,7 +143,7 @@ def read_run(folder: Path) -> ListedRun:
         return ListedRun(folder, "running" if running else "unreadable", problem=str(error))
     entries, problems = list[Entry](), list[str]()
     try:
-        entries = read_entries(folder, problems=problems)
+        entries = without_replaced(folder, read_entries(folder, problems=problems))
     except UserError as error:
         problems.append(str(error))
     rows = RunFolder(folder).read_metrics(problems, epochs=config.epochs)
@@ -177,13 +177,8 @@ def _results(config: Config, entries: list[Entry]) -> tuple[ListedAccuracy | Non
     natural = [entry for entry in chosen if entry["attack"] == "natural"]
     attacked = [entry for entry in chosen if entry["attack"] != "natural"]
     usual = [entry for entry in attacked if entry["eps"] == DEFAULT_EPS]
-    largest: dict[tuple[str, float], Entry] = {}  # by attack, with its eps: the result on the most images
-    for entry in sorted(usual or attacked, key=lambda entry: (entry["n"], -entry["accuracy"])):
-        largest[entry["attack"], entry["eps"]] = entry
-    return (
-        _measured(max(natural, key=lambda entry: entry["n"])) if natural else None,
-        _measured(min(largest.values(), key=lambda entry: entry["accuracy"])) if largest else None,
-    )
+    lowest = min(on_most_images(usual or attacked), key=lambda entry: entry["accuracy"], default=None)
+    return _measured(on_most_images(natural)[0]) if natural else None, _measured(lowest) if lowest else None
 
 
 def _measured(entry: Entry) -> ListedAccuracy:

@@ -11,9 +11,10 @@ import numpy as np
 
 from pixelpart.config import differing_fields, write_fraction
 from pixelpart.errors import UserError, choose
+from pixelpart.evaluation.entries import read_entries, without_replaced
 from pixelpart.evaluation.result import Entry, FlagArray
 from pixelpart.evaluation.statistics import MCNEMAR, Difference, difference, wilson
-from pixelpart.evaluation.store import read_entries, read_flags
+from pixelpart.evaluation.store import read_flags
 from pixelpart.evaluation.target import HELD_OUT, SPLITS
 from pixelpart.runs import Run, RunFolder
 from pixelpart.runtime.tables import text_table
@@ -176,7 +177,7 @@ def compare(
 
 def _folders(runs: Run | Path | str | Sequence[Run | Path | str]) -> list[Path]:
     several = [runs] if isinstance(runs, Run | Path | str) else runs
-    return [(run if isinstance(run, Run) else Run(Path(run) if isinstance(run, str) else run)).dir for run in several]
+    return [Run.of(run).dir for run in several]
 
 
 def name_groups(first: Sequence[Path], second: Sequence[Path]) -> dict[str, Sequence[Path]]:
@@ -257,7 +258,7 @@ def _entries_by_attack(folder: Path, checkpoint: str, split: str, files: Sequenc
     found: dict[str, list[Entry]] = {}
     name = stored_name(folder)
     place, wanted = (folder.parent, None) if name else (folder, checkpoint)
-    for entry in [entry for file in files for entry in read_entries(place, file)]:
+    for entry in without_replaced(place, (entry for file in files for entry in read_entries(place, file))):
         same_split = (entry["split"] == HELD_OUT) == (split == HELD_OUT)  # images passed as tensors: with test
         if entry.get("checkpoint") == wanted and entry.get("subject") == name and same_split:
             found.setdefault(entry["attack"], []).append(entry)

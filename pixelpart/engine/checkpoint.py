@@ -121,6 +121,8 @@ def find_parent(config: Config) -> tuple[Path, int]:
     run, epoch = config.fork_source
     source = RunFolder(run)
     theirs = source.read_config()
+    if source.exported:
+        raise UserError(f"cannot fork {run}: it was exported, without what only training needs")
     taken = {name: getattr(theirs, name) for name in FORK_MAY_CHANGE}
     taken["optim"] = theirs.optim.model_copy(update={"name": config.optim.name})  # its state is taken over
     if differing := differing_fields(theirs, config.model_copy(update=taken)):

@@ -1,13 +1,15 @@
 """The entries of eval.json and their checksums. No torch in here, so that listing runs is quick."""
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pixelpart.errors import UserError
 from pixelpart.files import parse_json, read_text
-from pixelpart.runs import EVAL_SCHEMA
+from pixelpart.runs import EVAL_SCHEMA, RunFolder, read_facts
 from pixelpart.runs.records import ResultEntry, check_record
 
 Entry = dict[str, Any]  # of eval.json
@@ -48,6 +50,31 @@ def _with_warnings(entry: Entry) -> Entry:
     if "doubts" not in entry:
         return entry
     return with_checksum({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
+
+
+def without_replaced(folder: Path, entries: Iterable[Entry]) -> list[Entry]:
+    """The entries of a run's folder but those of a checkpoint that later training replaced, such as an older `last`."""
+    entries, epochs = list(entries), dict[str, int]()
+    for name in {entry["checkpoint"] for entry in entries if entry.get("checkpoint")}:
+        with contextlib.suppress(UserError):  # results may be kept without checkpoints
+            epochs[name] = read_facts(RunFolder(folder).checkpoint(name))["epoch"]
+
+    def replaced(entry: Entry) -> bool:
+        measured, now = entry.get("epoch"), epochs.get(entry.get("checkpoint") or "")
+        return entry.get("subject") is None and None not in (measured, now) and measured != now
+
+    return [entry for entry in entries if not replaced(entry)]
+
+
+def on_most_images(entries: Iterable[Entry]) -> list[Entry]:
+    """Of each attack with its eps, the result on the most images; of several such results, the lowest accuracy."""
+    found: dict[tuple[str, float], Entry] = {}
+    for entry in entries:
+        key = entry["attack"], entry["eps"]
+        rank = (entry["n"], -entry["accuracy"])
+        if key not in found or rank >= (found[key]["n"], -found[key]["accuracy"]):
+            found[key] = entry
+    return list(found.values())
 
 
 def with_checksum(content: Entry) -> Entry:

@@ -56,7 +56,7 @@ def explain(
     seed. If the data set has object masks, the first `objects` test images show how much heat and high budget lie on
     the object.
     """
-    run = run if isinstance(run, Run) else Run(Path(run) if isinstance(run, str) else run)
+    run = Run.of(run)
     config = run.config
     target = load_target(run, checkpoint=checkpoint, data=data, size=size, skip_bad=skip_bad, device=device, root=root)
     pictures, explained_epoch = target.pictures, target.tags["epoch"]

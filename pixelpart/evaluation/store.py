@@ -181,6 +181,12 @@ def read_labels(folder: Path, entry: Entry) -> NDArray[np.integer[Any]] | None:
     return labels if labels is not None and labels.shape == (entry.get("n"),) and labels.dtype.kind == "u" else None
 
 
+def stored_arrays(folder: Path, entry: Entry) -> list[Path]:
+    """The files of an entry: flags per image, and the labels of the images. They may be missing."""
+    flags = [_flags_file(folder, entry["key"])] if _is_key(entry.get("key")) else []
+    return flags + ([_labels_file(folder, entry["pixels"])] if _is_key(entry.get("pixels")) else [])
+
+
 # -- checksums
 
 

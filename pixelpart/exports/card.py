@@ -1,8 +1,12 @@
 """The model card of an exported run: what it is, how robust it is, how to use it."""
 
+import contextlib
 import json
+import shlex
 
-from pixelpart.config import is_user_code, write_fraction, write_size
+from pixelpart.config import Config, code_flags, is_user_code, write_fraction, write_size
+from pixelpart.errors import UserError
+from pixelpart.evaluation.attack_spec import parse_attack
 from pixelpart.evaluation.entries import Entry
 from pixelpart.exports.trained import Trained
 
@@ -21,17 +25,19 @@ An image classifier ({model}, {num_classes} classes, images of {size} pixels), t
 
 ## Use
 
+With pixelpart installed, in the folder that contains `{folder}`{code_note}:
+
 ```python
 import pixelpart as pp
 import torch
 
-model, _ = pp.Run("{name}").load("{checkpoint}")  # "{name}": this folder
+{use_code}model, _ = pp.Run("{folder}").load("{checkpoint}")
 x = torch.rand(1, {shape})  # float images (n, {shape}) in [0, 1]
 with torch.no_grad():
     print(model(x).softmax(1))  # the probabilities of the {num_classes} classes
 ```
 
-`pixelpart evaluate {name} --checkpoint {checkpoint} --attacks natural,autoattack` measures its accuracy.
+{classes}`{evaluate}` measures its accuracy.
 
 ## Training
 
@@ -39,37 +45,60 @@ with torch.no_grad():
 |---|---|
 {training}
 
-All settings are in `config.json`, the metrics of every epoch in `metrics.jsonl`. The method, PART: J. Zhang, F. Liu,
-D. Zhou, J. Zhang, T. Liu, Improving Accuracy-robustness Trade-off via Pixel Reweighted Adversarial Training, ICML 2024.
+All settings are in `config.json`, the metrics of every epoch in `metrics.jsonl`.
+"""
+
+METHOD = """
+The method is PART: J. Zhang, F. Liu, D. Zhou, J. Zhang, T. Liu, Improving Accuracy-robustness Trade-off via Pixel
+Reweighted Adversarial Training, ICML 2024.
 """
 
 LIMITS = """An attack gives an upper bound on robust accuracy. Intervals cover the choice of test images, not the seed
 of training."""
 
 
-def model_card(trained: Trained) -> str:
-    """README.md of the folder, with the front matter that model hubs read."""
+def model_card(trained: Trained, folder: str) -> str:
+    """README.md of the folder of this name, with the front matter that model hubs read."""
     config, entries = trained.config, trained.results
-    own = config.dataset.startswith("folder:") or is_user_code(config.dataset)  # a path or a name that is nobody else's
-    images = "pictures of its own" if own else config.dataset
+    images = "a private data set" if _private(config) else config.dataset
     accuracies = [{"type": "accuracy", "name": _attack(e), "value": round(100 * e["accuracy"], 2)} for e in entries]
     result = {
         "task": {"type": "image-classification"},
         "dataset": {"name": images, "type": images},
         "metrics": accuracies,
     }
-    return CARD.format(
+    code = is_user_code(config.model)
+    card = CARD.format(
         index=json.dumps({"name": trained.name, "results": [result] if accuracies else []}),
         name=trained.name,
+        folder=folder,
         model=config.model,
         num_classes=trained.num_classes,
         size=write_size(trained.shape[1:]),
         images=images,
         results=_results(entries),
+        code_note=f" and with the code of `{config.model}`, which is not part of it" if code else "",
+        use_code=f'pp.models.use("{config.model}")\n' if code else "",
         checkpoint=trained.checkpoint,
         shape=", ".join(map(str, trained.shape)),
+        classes=f"The classes, in this order: {', '.join(trained.classes)}.\n\n" if trained.classes else "",
+        evaluate=_evaluate(trained, folder),
         training="\n".join(f"| {name} | {value} |" for name, value in _training(trained).items()),
     )
+    return card + (METHOD if config.mask.rule != "none" else "")
+
+
+def _private(config: Config) -> bool:
+    """Whether the data set is a path or a name that means nothing to others."""
+    return config.dataset.startswith("folder:") or is_user_code(config.dataset)
+
+
+def _evaluate(trained: Trained, folder: str) -> str:
+    """The command, with the flags for user code and for pictures that others do not have."""
+    config = trained.config
+    pictures = ["--data", "folder:PICTURES"] * config.dataset.startswith("folder:")
+    attacks = ["--checkpoint", trained.checkpoint, "--attacks", "natural,autoattack"]
+    return shlex.join(["pixelpart", "evaluate", folder, *attacks, *code_flags(config), *pictures])
 
 
 def _results(entries: list[Entry]) -> str:
@@ -86,7 +115,7 @@ def _results(entries: list[Entry]) -> str:
 
 
 def _training(trained: Trained) -> dict[str, object]:
-    config, mask = trained.config, trained.config.mask
+    config, mask, done = trained.config, trained.config.mask, trained.epochs_done
     masked = {
         "eps_low": write_fraction(config.eps_low),
         "mask": f"{mask.source}, rule {mask.rule}, control {mask.control}",
@@ -96,13 +125,17 @@ def _training(trained: Trained) -> dict[str, object]:
         "objective": config.objective.name,
         "eps": write_fraction(config.eps),
         **(masked if mask.rule != "none" else {}),
-        "epochs": config.epochs,
+        "epochs": config.epochs if done >= config.epochs else f"{done} of {config.epochs}: training is unfinished",
         "seed": config.seed,
         "checkpoint": f"{trained.checkpoint}, epoch {trained.facts['epoch']}, {trained.facts['weights']} weights",
     }
 
 
 def _attack(entry: Entry) -> str:
-    """The attack with its eps, such as natural or pgd20, 8/255."""
+    """The attack with its bound, such as natural or pgd20, eps 8/255."""
     name = entry["attack"]
-    return name if name == "natural" or "@" in name else f"{name}, {write_fraction(entry['eps'])}"
+    if name == "natural" or "@" in name:
+        return name
+    with contextlib.suppress(UserError):
+        return f"{name}, {parse_attack(name, eps=entry['eps']).bound}"
+    return f"{name}, eps {write_fraction(entry['eps'])}"  # an attack that is no longer in the tables

@@ -1,5 +1,6 @@
 """`export`: the model of a run in a form that other programs read."""
 
+import os
 from pathlib import Path
 
 from pixelpart.errors import UserError, choose
@@ -17,13 +18,12 @@ def export(run: Run | str | Path, *, to: str, out: str | Path | None = None, che
     nothing is overwritten.
     """
     found = choose(FORMATS, to, "export format")
-    run = run if isinstance(run, Run) else Run(Path(run))
+    run = Run.of(run)
     path = Path(f"{run.dir.resolve().name}{found.suffix}" if out is None else out)
-    if path.exists() or path.is_symlink():
-        raise UserError(f"{path} exists; choose another --out, or delete it")
-    trained = Trained.of(run, checkpoint)
     try:
-        found.write(trained, path)
+        if os.path.lexists(path):
+            raise UserError(f"{path} exists; choose another --out, or delete it")
+        found.write(Trained.of(run, checkpoint), path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     return path

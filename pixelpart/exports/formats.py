@@ -61,9 +61,17 @@ def to_onnx(trained: Trained, path: Path) -> None:
 
 def to_robustbench(trained: Trained, path: Path) -> None:
     """The state dict of a network that RobustBench has too, under its names."""
-    name = trained.config.model
-    if not (name in ("resnet18", "preactresnet18") or name.startswith("wrn-")) or trained.shape[0] != 3:
-        raise UserError(f"RobustBench has no network {name!r} for {trained.shape[0]} channels; use --to pt2")
+    name, (channels, height, width) = trained.config.model, trained.shape
+    pooled = 8 if name.startswith("wrn-") else 4  # height and width of the region that RobustBench's networks average
+    if name not in ("resnet18", "preactresnet18") and not name.startswith("wrn-"):
+        raise UserError(f"RobustBench has resnet18, preactresnet18 and wrn-*, and this run is a {name}; use --to pt2")
+    with torch.no_grad():
+        size = tuple(trained.model.features(_images(trained, 1)).shape[2:])
+    if channels != 3 or size != (pooled, pooled):
+        raise UserError(
+            f"RobustBench's {name} takes 3 x 32 x 32 images, and this run has {channels} x {height} x {width}; use "
+            "--to pt2"
+        )
     if trained.model.scaled:
         raise UserError("RobustBench's networks take pixels in [0, 1], and this one normalises them; use --to pt2")
     file = io.BytesIO()
@@ -79,7 +87,8 @@ def check_logits(trained: Trained, read: Callable[[Tensor], Tensor]) -> None:
         expected = trained.model(x)
         difference = float((read(x) - expected).abs().max())
         if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-            raise UserError(f"the exported network's logits differ from the model's by up to {difference:.2g}")
+            name = trained.config.model
+            raise UserError(f"the logits of the exported {name} differ from the model's by up to {difference:.2g}")
 
 
 def _images(trained: Trained, n: int) -> Tensor:
@@ -92,11 +101,18 @@ def _exporting(exporter: str, trained: Trained) -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))  # torch prints the graph that it could not trace
             yield
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        first: BaseException = error  # the exporters wrap the error that says why
+        while first.__cause__ is not None:
+            first = first.__cause__
+        reason = next(iter(str(first).splitlines()), type(first).__name__)
         raise UserError(f"{exporter} cannot export {trained.config.model}: {reason}") from error
     finally:
         logging.disable(before)

@@ -5,7 +5,7 @@ from typing import Any
 
 from pixelpart import data
 from pixelpart.config import Config
-from pixelpart.evaluation.entries import Entry, read_entries
+from pixelpart.evaluation.entries import Entry, on_most_images, read_entries, without_replaced
 from pixelpart.models import Classifier
 from pixelpart.runs import Facts, Run
 
@@ -24,9 +24,8 @@ class Trained:
     def of(cls, run: Run, checkpoint: str) -> "Trained":
         model, facts = run.load(checkpoint)
         own = {"subject": None, "checkpoint": checkpoint, "dataset": run.config.data_label, "split": "test"}
-        entries = [entry for entry in read_entries(run.dir) if own.items() <= entry.items()]
-        most = {(e["attack"], e["eps"]): e["n"] for e in sorted(entries, key=lambda entry: entry["n"])}
-        results = [entry for entry in entries if entry["n"] == most[entry["attack"], entry["eps"]]]
+        entries = without_replaced(run.dir, read_entries(run.dir))
+        results = on_most_images(entry for entry in entries if own.items() <= entry.items())
         return cls(run, checkpoint, model, facts, results)
 
     @property
@@ -36,6 +35,12 @@ class Trained:
     @property
     def name(self) -> str:
         return self.run.dir.resolve().name
+
+    @property
+    def epochs_done(self) -> int:
+        """The last epoch of the run, finished or not."""
+        rows = self.run.folder.read_metrics([])
+        return max(self.facts["epoch"], rows[-1]["epoch"] if rows else 0)
 
     @property
     def shape(self) -> tuple[int, int, int]:

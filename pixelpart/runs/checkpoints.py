@@ -47,7 +47,7 @@ def read_facts(path: Path) -> Facts:
 def _read_metadata(path: Path) -> Facts:
     from safetensors import safe_open
 
-    with _readable(path), safe_open(path, "pt") as file:
+    with _readable(path), safe_open(path, "np") as file:  # "pt" would import torch
         return read_record(CheckpointFacts, (file.metadata() or {})["pixelpart"])
 
 

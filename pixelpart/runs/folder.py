@@ -45,9 +45,15 @@ class RunFolder:
         names = [file.stem.removeprefix("epoch-") for file in self.path.glob("checkpoints/epoch-*.safetensors")]
         return sorted(int(name) for name in names if name.isdecimal())
 
+    @property
+    def exported(self) -> bool:
+        """Whether `export --to hub` wrote the folder: it has a model card in place of a log."""
+        return (self.path / "README.md").exists() and not self.log_file.exists()
+
     def read_config(self) -> Config:
         if not self.config_file.exists():
-            reason = "it has no config.json" if self.path.is_dir() else "no such folder"
+            missing = "it is a file" if self.path.exists() else "no such folder"
+            reason = "it has no config.json" if self.path.is_dir() else missing
             below = f"; {self.path}/* means the runs below it" if any(self.path.glob("*/config.json")) else ""
             raise UserError(f"{self.path} is not a run folder: {reason}{below}")
         return read_config(self.config_file)
@@ -56,7 +62,7 @@ class RunFolder:
         """UserError unless the folder is new, empty or holds a run with this config; the message says what differs."""
         if self.config_file.exists():
             theirs = self.read_config()
-            if self.metrics_file.exists() and not self.log_file.exists():  # training writes the log first
+            if self.exported:
                 raise UserError(f"{self.path} was exported and cannot be trained further; choose another --out")
             if differing := differing_fields(theirs, config):
                 raise UserError(

@@ -31,6 +31,11 @@ class Run:
             raise UserError(f"a run is named by its folder, not by a {type(self.dir).__name__}")
         object.__setattr__(self, "dir", Path(self.dir))
 
+    @classmethod
+    def of(cls, run: "Run | Path | str") -> "Run":
+        """The run itself, or the one in the folder of that name."""
+        return run if isinstance(run, Run) else cls(Path(run) if isinstance(run, str) else run)
+
     @cached_property
     def folder(self) -> RunFolder:
         return RunFolder(self.dir)
@@ -53,12 +58,11 @@ class Run:
 
     def find_checkpoint(self, checkpoint: str) -> Path:
         """The file of a checkpoint; UserError if the folder is no run or has none of that name."""
-        _, path = self.config, self.folder.checkpoint(checkpoint)
-        if not path.exists():
-            saved = ", ".join(sorted(file.stem for file in path.parent.glob("*.safetensors")))
-            hint = f"choose from {saved}" if saved else "none is saved yet"
+        _, saved = self.config, sorted(file.stem for file in self.dir.glob("checkpoints/*.safetensors"))
+        if checkpoint not in saved:
+            hint = f"choose from {', '.join(saved)}" if saved else "none is saved yet"
             raise UserError(f"no checkpoint {checkpoint!r} in {self.dir}; {hint}")
-        return path
+        return self.folder.checkpoint(checkpoint)
 
     def command(self, name: str) -> str:
         """`pixelpart NAME RUN`, with the flags that name the run's user code."""

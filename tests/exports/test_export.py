@@ -1,7 +1,9 @@
 """What is written gives the logits of the run's model, in programs that do not know pixelpart, and says what it is."""
 
+import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from checkpoints import facts_of
 from command_line import mistake
 from pixelpart.cli.main import main
 from pixelpart.config import Config, height_width
+from pixelpart.engine.checkpoint import find_parent
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import with_checksum
-from pixelpart.exports import formats
+from pixelpart.evaluation.entries import on_most_images, with_checksum
+from pixelpart.exports import FORMATS, formats
 from pixelpart.exports.card import model_card
 from pixelpart.exports.trained import Trained
 from pixelpart.files import atomic_write
+from pixelpart.listing import read_run
 from pixelpart.runs import Run, save_checkpoint
 
 onnxruntime = pytest.importorskip("onnxruntime")  # not on every machine that runs the tests for GPUs
@@ -125,7 +129,7 @@ def test_evaluate_measures_the_same_with_an_exported_archive(make_run) -> None:
 
 @pytest.mark.parametrize("model", ["resnet18", "preactresnet18", "wrn-10-1"])
 def test_robustbench_weights_are_the_evaluated_ones_by_their_own_names(model, make_run) -> None:
-    run = make_run(model)
+    run = make_run(model, size=32)
     state = torch.load(pp.export(run, to="robustbench"), weights_only=True)
     expected = run.model.state_dict()
     assert list(state) == list(expected)
@@ -166,18 +170,106 @@ def test_the_model_card_tells_what_was_measured_and_hides_the_folder(make_run) -
         "warnings": ["zero gradients"],
     }  # fmt: skip
     trained = Trained(run, "best", *run.load("best"), results=[entry])
-    text = model_card(trained)
-    assert "| autoattack, 8/255 | 25.00 * | [20.00, 30.00] | 400 |" in text
-    assert "autoattack, 8/255: zero gradients" in text
+    text = model_card(trained, "photos")
+    assert "| autoattack, eps 8/255 | 25.00 * | [20.00, 30.00] | 400 |" in text
+    assert "autoattack, eps 8/255: zero gradients" in text
     assert "somewhere" not in text
+    assert "The classes, in this order: cat, dog, bird." in text
+    assert "`pixelpart evaluate photos --checkpoint best --attacks natural,autoattack --data folder:PICTURES`" in text
+    assert "| epochs | 1 of 2: training is unfinished |" in text
+    assert "Pixel\nReweighted" in text
     front = text.split("---")[1]
     index = json.loads(front[front.index("[{") : front.rindex("]") + 1])
     assert index[0]["results"][0]["metrics"] == [
-        {"type": "accuracy", "name": "autoattack, 8/255", "value": 25.0},
+        {"type": "accuracy", "name": "autoattack, eps 8/255", "value": 25.0},
     ]
-    code = text.split("```python\n")[1].split("```")[0]
-    exec(compile(code, "README.md", "exec"), {})
-    assert "has not been measured" in model_card(Trained(run, "best", *run.load("best"), results=[]))
+    assert "has not been measured" in model_card(Trained(run, "best", *run.load("best"), results=[]), "photos")
+
+
+@pytest.mark.parametrize(
+    ("attack", "eps", "expected"),
+    [
+        ("pgd20", 4 / 255, "pgd20, eps 4/255"),
+        ("pgd20@4/255", 4 / 255, "pgd20@4/255"),
+        ("apgd-ce-l2", 0.5, "apgd-ce-l2, l2 eps 0.5"),
+        ("adaptive-pgd20", 12 / 255, "adaptive-pgd20, eps 12/255 and 8/255"),
+        ("removed20", 8 / 255, "removed20, eps 8/255"),
+    ],
+)
+def test_the_model_card_names_the_bound_of_an_attack(make_run, attack, eps, expected) -> None:
+    run = make_run()
+    entry = {"attack": attack, "eps": eps, "accuracy": 0.5, "interval": [0.4, 0.6], "n": 100}
+    assert f"| {expected} | 50.00 |" in model_card(Trained(run, "best", *run.load("best"), results=[entry]), "photos")
+
+
+@pytest.mark.parametrize("model", ["tiny-cnn", "cards_network:build"])
+def test_the_code_on_a_model_card_runs_next_to_the_folder(make_run, tmp_path, monkeypatch, model) -> None:
+    """Also where the original run is not, and with a network of the user's own."""
+    (tmp_path / "cards_network.py").write_text(
+        "from torch import nn\n"
+        "def build(num_classes):\n"
+        "    parts = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)\n"
+        "    return nn.Sequential(*parts)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(pp.models, "USER_MODELS", {model})
+    run = make_run(model)
+    expected = run.model(images(run))
+    folder = pp.export(run, to="hub", out="elsewhere/robust").resolve()
+    monkeypatch.setattr(pp.models, "USER_MODELS", set())
+    monkeypatch.chdir(folder.parent)
+    text, found = (folder / "README.md").read_text(), {}
+    assert (
+        ("with the code of `cards_network:build`" in text) == ("--model cards_network:build" in text) == (":" in model)
+    )
+    exec(compile(text.split("```python\n")[1].split("```")[0], "README.md", "exec"), found)
+    assert torch.equal(found["model"](images(run)), expected)
+
+
+def test_results_of_weights_that_training_replaced_are_nobodys(make_run) -> None:
+    run = make_run()
+    x, y = images(run, 12), torch.arange(12) % 3
+    pp.evaluate(run, data=(x, y), attacks="natural", device="cpu", checkpoint="last")
+    entries = json.loads((run.dir / "eval.json").read_text())["entries"]
+    atomic_write(run.dir / "eval.json", rewritten(run, entries[0]))
+    assert [entry["epoch"] for entry in Trained.of(run, "last").results] == [2]
+    assert read_run(run.dir).natural.accuracy == entries[0]["accuracy"]
+    atomic_write(run.dir / "eval.json", rewritten(run, entries[0] | {"epoch": 1}))
+    assert Trained.of(run, "last").results == []
+    assert read_run(run.dir).natural is None
+
+
+def test_of_several_results_of_an_attack_the_lowest_on_the_most_images_counts() -> None:
+    def entry(attack, eps, n, accuracy):
+        return {"attack": attack, "eps": eps, "n": n, "accuracy": accuracy}
+
+    entries = [
+        entry("pgd20", 8, 50, 0.1), entry("natural", 0, 100, 0.9), entry("pgd20", 8, 100, 0.4),
+        entry("pgd20", 8, 100, 0.3), entry("pgd20", 4, 100, 0.6), entry("pgd20", 8, 100, 0.5),
+    ]  # fmt: skip
+    assert on_most_images(entries) == [entries[3], entries[1], entries[4]]
+
+
+def test_a_hub_folder_that_cannot_be_written_leaves_nothing(make_run, monkeypatch) -> None:
+    run = make_run()
+
+    def fail(trained, name):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pixelpart.exports.hub.model_card", fail)
+    with pytest.raises(UserError, match=r"^cannot write shared/photos: No space left on device$"):
+        pp.export(run, to="hub", out="shared/photos")
+    assert list((run.dir.resolve().parent / "shared").iterdir()) == []
+
+
+def test_a_run_whose_log_is_lost_is_no_export(make_run) -> None:
+    run = make_run()
+    atomic_write(run.dir / "metrics.jsonl", "")
+    run.folder.check_config(run.config)
+    exported = pp.export(run, to="hub")
+    config = run.config.model_copy(update={"init_from": f"{exported}@1"})
+    with pytest.raises(UserError, match=f"cannot fork {exported}: it was exported"):
+        find_parent(config)
 
 
 def test_results_are_those_of_the_checkpoint_on_the_most_test_images(make_run) -> None:
@@ -201,14 +293,22 @@ def test_a_mistake_is_one_line_and_writes_nothing(make_run, capsys, monkeypatch)
     mistake(
         capsys, ["export", "photos", "--to", "tflite"], "unknown export format 'tflite'; choose from hub, onnx, pt2"
     )
-    mistake(capsys, ["export", "photos", "--to", "robustbench"], "RobustBench has no network 'vit-tiny'")
+    mistake(capsys, ["export", "photos", "--to", "robustbench"], "resnet18, preactresnet18 and wrn-*, and this run is")
+    mistake(
+        capsys, ["export", "photos", "--to", "pt2", "--checkpoint", "../best"], "'../best' in photos; choose from best"
+    )
+    file = "photos/checkpoints/best.safetensors"
+    mistake(capsys, ["export", file, "--to", "pt2"], f"{file} is not a run folder: it is a file")
+    mistake(capsys, ["export", "photos", "--to", "pt2", "--out", "a" * 300], "aaa: File name too long")
     mistake(capsys, ["export", "photos", "--to", "pt2", "--checkpoint", "epoch-7"], "no checkpoint 'epoch-7'")
     mistake(capsys, ["export", "absent", "--to", "pt2"], "absent is not a run folder")
-    make_run("resnet18", name="scaled", normalize=True)
+    make_run("resnet18", name="scaled", normalize=True, size=32)
+    make_run("wrn-10-1", name="small", size=24)
+    mistake(capsys, ["export", "small", "--to", "robustbench"], "wrn-10-1 takes 3 x 32 x 32 images, and this run has")
     mistake(capsys, ["export", "scaled", "--to", "robustbench"], "this one normalises them")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     mistake(capsys, ["export", "photos", "--to", "onnx"], "--to onnx needs onnxscript: pip install 'pixelpart[onnx]'")
-    assert sorted(path.name for path in run.dir.resolve().parent.iterdir()) == ["photos", "scaled"]
+    assert sorted(path.name for path in run.dir.resolve().parent.iterdir()) == ["photos", "scaled", "small"]
     (run.dir.parent / "photos.pt2").write_text("mine")
     mistake(capsys, ["export", "photos", "--to", "pt2"], "photos.pt2 exists; choose another --out, or delete it")
     assert (run.dir.parent / "photos.pt2").read_text() == "mine"
@@ -224,18 +324,24 @@ def test_a_network_whose_export_computes_something_else_is_refused(make_run) -> 
     run = make_run()
     trained = Trained.of(run, "best")
     formats.check_logits(trained, trained.model)
-    with pytest.raises(UserError, match="logits differ from the model's by up to"):
+    with pytest.raises(UserError, match="logits of the exported tiny-cnn differ from the model's by up to"):
         formats.check_logits(trained, lambda x: trained.model(x) + 0.01)
     with pytest.raises(UserError, match="differ"):
         formats.check_logits(trained, lambda x: trained.model(x) * float("nan"))
 
 
-def test_a_network_that_cannot_be_exported_is_a_user_error(make_run, monkeypatch) -> None:
-    run = make_run()
+class Branching(torch.nn.Module):
+    """A network whose forward pass depends on a value."""
 
-    def fail(*args, **settings):
-        raise RuntimeError("data-dependent branch\nmore")
+    def forward(self, x):
+        return (x / 255 if x.max() > 1 else x).mean((2, 3))
 
-    monkeypatch.setattr(torch.export, "export", fail)
-    with pytest.raises(UserError, match=r"^torch.export cannot export tiny-cnn: data-dependent branch$"):
-        pp.export(run, to="pt2")
+
+@pytest.mark.parametrize(("to", "exporter"), [("pt2", "torch.export"), ("onnx", "torch.onnx")])
+def test_a_network_that_cannot_be_exported_is_a_user_error_in_one_line(make_run, to, exporter, capfd) -> None:
+    trained = dataclasses.replace(Trained.of(make_run(), "best"), model=Branching())
+    with pytest.raises(UserError, match=rf"^{exporter} cannot export tiny-cnn: Could not guard on data.*$") as caught:
+        FORMATS[to].write(trained, Path(f"photos.{to}"))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+    assert not Path(f"photos.{to}").exists()
