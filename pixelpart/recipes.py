@@ -98,7 +98,7 @@ def cifar10_vit(method: str, **overrides: Any) -> Config:
 
 
 def folder(method: str, **overrides: Any) -> Config:
-    """Your own pictures, folder:PATH: what depends on their number is set when training starts, by `fill_in`."""
+    """Your own pictures, folder:PATH or module:function; `fill_in` sets what depends on their number."""
     settings: Settings = {"dataset": "folder:", "auto": FOLLOWS, "model": "tiny-cnn", "augment": "crop-flip"}
     settings |= {"epochs": 100, "attack": {"steps": 5, "step_size": "3/255"}}
     optim = {"weight_decay": 5e-4, "schedule": "cyclic", "warmup": 0.25}

@@ -37,7 +37,7 @@ DEFAULT_SEED = 0
 
 
 def default_step_size(eps: float) -> float:
-    """2/255, as from eps 8/255 on; below it eps / 4, since steps as long as eps find fewer errors."""
+    """2/255 for eps of 8/255 or more, else eps / 4: steps as long as eps find fewer errors."""
     return min(DEFAULT_STEP_SIZE, eps / 4)
 
 

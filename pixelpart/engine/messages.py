@@ -87,7 +87,7 @@ def row_cells(row: MetricsRow, epochs: int) -> list[str]:
 
 
 def collapse_line(config: Config, label: int, images: str) -> str:
-    """All of these images are predicted as one class, which is named if the config names classes."""
+    """The line that says that all these images are predicted as one class, named if the config names classes."""
     return (
         f"collapsed: all {images} images are predicted as class {config.classes[label] if config.classes else label}; "
         "try a smaller --eps, more --epochs, a longer start without attack (--burn-in.eps 0 and --burn-in.epochs), "

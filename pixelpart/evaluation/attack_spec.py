@@ -33,9 +33,7 @@ MASK_BUDGET = {"adaptive-pgd": "pgd", "adaptive-mma": "mma"}  # the attack that 
 ADAPTIVE_IN = "adaptive-in"
 ATTACKS_PER_RESTART = 4  # attacks that one restart of ADAPTIVE_IN is made of
 ADAPTIVE = (*MASK_BUDGET, ADAPTIVE_IN)
-# by the margin or dlr, or of several parts of which some are
-BY_MARGIN = {"mma", "adaptive-mma", ADAPTIVE_IN, *AUTOATTACKS, *COMBINED}
-BY_MARGIN |= {name for name in SEARCHES if not name.startswith("apgd-ce")}
+CROSS_ENTROPY_ONLY = {"pgd", "adaptive-pgd", *(name for name in SEARCHES if name.startswith("apgd-ce"))}
 EPS_HIGH, EPS_LOW = 12 / 255, 8 / 255  # of MASK_BUDGET, as in the paper
 RADII = {"l2": 0.5, "l1": 12.0}  # default eps in these norms: the usual ones for CIFAR-10
 
@@ -63,7 +61,7 @@ class AttackSpec:
 
     @property
     def bound(self) -> str:
-        """eps 8/255; of both levels of a mask, eps 12/255 and 8/255; in another norm, l2 eps 0.5."""
+        """The bound in words, such as `eps 8/255`, `l2 eps 0.5`, or `eps 12/255 and 8/255` of a mask's two levels."""
         if self.norm != "linf":
             return f"{self.norm} eps {self.eps:g}"
         levels = (self.eps, EPS_LOW) if self.kind in MASK_BUDGET else (self.eps,)
@@ -74,9 +72,9 @@ class AttackSpec:
         return self.kind not in GRADIENT_FREE
 
     @property
-    def by_margin(self) -> bool:
-        """Whether the result does not depend on the cross-entropy's gradient alone."""
-        return self.kind in BY_MARGIN
+    def follows_cross_entropy_only(self) -> bool:
+        """Whether no part of the attack follows another loss."""
+        return self.kind in CROSS_ENTROPY_ONLY
 
     @property
     def tries(self) -> int:

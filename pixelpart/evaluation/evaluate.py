@@ -111,16 +111,7 @@ def evaluate(
             with store.partial(keys[spec.name], world) as partial:
                 if clean is None or spec.kind == "natural":
                     clean = clean_logits(net, pictures)
-                measured = measure(
-                    net,
-                    pictures,
-                    spec,
-                    clean,
-                    partial=partial,
-                    progress=progress,
-                    say=say,
-                    world=world,
-                )
+                measured = measure(net, pictures, spec, clean, partial=partial, progress=progress, say=say, world=world)
                 outcomes[spec.name] = store.add(
                     keys[spec.name],
                     spec.name,
@@ -128,10 +119,7 @@ def evaluate(
                     eps=spec.eps,
                     settings=measured.spec.settings,
                     seed=spec.seed,
-                    warnings=[
-                        *warnings[spec.name],
-                        *sanity.square_warnings(measured.left_after, len(pictures)),
-                    ],
+                    warnings=warnings[spec.name] + sanity.square_warnings(measured.left_after, len(pictures)),
                     seconds=partial.write_seconds(),
                 )
                 if world.leads:

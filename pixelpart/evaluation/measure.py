@@ -33,7 +33,7 @@ ImageProgress = Callable[[int, int], None]  # images settled so far, how many of
 
 
 class Measured(NamedTuple):
-    """The samples that remain correct, the attack as it ran, and what its warnings are about."""
+    """The samples that remain correct, the attack as it ran, and how many samples each of its searches left."""
 
     correct: Flags
     spec: AttackSpec
@@ -133,19 +133,13 @@ def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, 
 
 
 def try_steps(
-    spec: AttackSpec,
-    model: nn.Module,
-    view: Model,
-    index: Tensor,
-    x: Images,
-    y: Labels,
-    restart: int,
+    spec: AttackSpec, model: nn.Module, view: Model, index: Tensor, x: Images, y: Labels, restart: int
 ) -> Flags:
     """Which samples one restart breaks; `view` gives the gradients, `model` the mask and the verdict."""
     kind, budget = MASK_BUDGET.get(spec.kind, spec.kind), attack_budget(spec, model, x, y)
     start = start_images(index, x, budget, kind=kind, steps=spec.steps, seed=spec.seed, restart=restart)
     with torch.random.fork_rng([x.device] if x.is_cuda else []):  # for an attack that draws from torch's generator
-        draws.seed_torch(spec.seed, f"inside attack/{kind}{spec.steps}", restart, int(index[0]))
+        draws.seed_torch(spec.seed, f"torch's generator in attack/{kind}{spec.steps}", restart, int(index[0]))
         x_adv = ATTACKS[kind].run(view, x, y, budget, step_size=spec.step_size, steps=spec.steps, start=start)
     check_adversarial(x_adv, x, budget, attack=kind)
     return errs_inside(model, x, x_adv, y, eps=budget)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.evaluation.entries import Entry
-from pixelpart.runtime.tables import group_warnings, html_table
+from pixelpart.runtime.tables import html_table, warning_lines
 
 FlagArray = NDArray[np.bool_]  # (n,): which samples are classified correctly
 
@@ -103,7 +103,7 @@ class Result:
             numbers = f"{outcome.accuracy:7.2%}  {interval:<16}  n = {outcome.n}{of}"
             line = f"{name:<{width}} {numbers}  {spent:>9}"
             lines.append(f"{line} *" if outcome.warnings else line)
-        warned = group_warnings((name, outcome.warnings) for name, outcome in self.outcomes.items())
-        return "\n".join([*lines, *(f"* {', '.join(names)}: {warning}" for warning, names in warned.items())])
+        notes = warning_lines((name, outcome.warnings) for name, outcome in self.outcomes.items())
+        return "\n".join([*lines, *notes])
 
     __repr__ = __str__

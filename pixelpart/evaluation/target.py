@@ -65,11 +65,13 @@ def load_target(
     root: str | Path | None = None,
     out: str | Path | None = None,
     name: str | None = None,
+    num_classes: int | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Target:
     """The arguments of `evaluate` as a Target; the caller's own model is not moved.
 
-    `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function.
+    `subject` is a Run, an nn.Module, or the name of a run folder, a file or a function; a function may require
+    `num_classes`, by default that of the data set.
     """
     check_counts(images=images, batch_size=batch_size)
     kind, run = _identify(subject)
@@ -97,7 +99,7 @@ def load_target(
     elif kind == "archive":
         model = load_archive(Path(subject), device=place)
     else:
-        classes = dataset.num_classes if dataset else None
+        classes = dataset.num_classes if dataset else num_classes
         model = subject if kind == "module" else make_model(subject, device=place, num_classes=classes)
     if config is not None and dataset is not None:
         _check_class_count(str(data), dataset, config)
@@ -149,7 +151,8 @@ def _arguments(name: str, maker: Any, device: torch.device, num_classes: int | N
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise UserError(f"{name} is called without arguments other than device and num_classes: {error}") from None
+        where = "" if num_classes is not None else " of a data set given by name"
+        raise UserError(f"{name} is called with at most device and num_classes{where}: {error}") from None
     return arguments
 
 
@@ -188,7 +191,7 @@ def _check_held_out(shown: str, config: Config | None, data: Data, options: dict
     if not config.holdout:
         raise UserError(f"{shown} held out no images: its config has holdout 0")
     if not isinstance(data, str) or data_label(data, **options) != config.data_label:
-        raise UserError(f"split {HELD_OUT!r} of {shown} is of {config.data_label}; omit data (--data)")
+        raise UserError(f"the held-out images of {shown} are of {config.data_label}; omit data (--data)")
 
 
 def _identify(subject: Any) -> tuple[Kind, Run | None]:

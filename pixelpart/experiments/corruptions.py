@@ -13,7 +13,8 @@ from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.intervals import PerImage
 from pixelpart.experiments.common.results import Results, RunResult
 from pixelpart.experiments.common.scales import Arms, Scale, masked_pairs, uniform_label
-from pixelpart.experiments.common.tables import Table, star_notes, written
+from pixelpart.experiments.common.tables import STAR, Table, written
+from pixelpart.runtime.tables import warning_lines
 
 NAMES = {**{name: name for name in CORRUPTIONS}, "frost-drawn": "frost"}  # frost without photographs has its own name
 COLUMNS = ("natural", "severity 1", "all severities", "severity 1 - natural", "all severities - natural")
@@ -42,7 +43,7 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
             stars += [(key, cell.warnings) for cell, _ in cells if cell]
     head = [text for arm in results.arms for text in (arm, "paper")]
     title = "Severity 1, mean [95 % interval]"
-    return [Table(title, ["corruption", *head], rows, star_notes(stars))] if rows else []
+    return [Table(title, ["corruption", *head], rows, warning_lines(stars, mark=STAR))] if rows else []
 
 
 def share(run: RunResult, severities: tuple[int, ...]) -> PerImage | None:

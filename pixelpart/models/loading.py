@@ -37,7 +37,7 @@ def load_state(model: M, source: Mapping[str, Any] | Path | str) -> M:
     )
     _check_names_and_shapes(own, given, f"{named} does not fit {type(model).__name__}")
     if scaling is not None and not isinstance(model, Classifier):
-        raise UserError(f"{named} scales pixels, which {type(model).__name__} does not")
+        raise UserError(f"{named} contains mean and std of pixels, and {type(model).__name__} has no normalisation")
     for name, tensor in given.items():
         own[name].copy_(tensor)
     if scaling is not None and isinstance(model, Classifier):

@@ -21,6 +21,11 @@ def group_warnings(found: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list
     return {warning: list(names) for warning, names in grouped.items()}
 
 
+def warning_lines(found: Iterable[tuple[str, Iterable[str]]], *, mark: str = "*") -> list[str]:
+    """What the stars of a table mean: a line for each warning, with the names of the results that it is about."""
+    return [f"{mark} {', '.join(names)}: {warning}" for warning, names in group_warnings(found).items()]
+
+
 def html_table(rows: Iterable[Sequence[object]], *, head: Sequence[str] = (), notes: Iterable[str] = ()) -> str:
     """A table whose rows begin with a header cell, and lines below it; all text is escaped."""
 

@@ -12,7 +12,7 @@ from pixelpart.config import Config, flat, write_fraction
 from pixelpart.errors import UserError
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder, mean_budget
-from pixelpart.runtime.tables import group_warnings, text_table
+from pixelpart.runtime.tables import text_table, warning_lines
 from pixelpart.sweeps.identity import unused
 from pixelpart.sweeps.work import Job
 
@@ -51,8 +51,7 @@ class Table(list[Row]):
         attacks = [name for name in self[0] if f"{name} low" in self[0]]
         sizes = [row[f"{name} n"] for row in self for name in attacks if row[name] is not None]
         about = describe_conditions(attacks, sizes, split=self[0]["split"], checkpoint=self[0]["checkpoint"])
-        warned = group_warnings((name, row[f"{name} warnings"]) for name in attacks for row in self)
-        stars = [f"* {', '.join(names)}: {warning}" for warning, names in warned.items()]
+        stars = warning_lines((name, row[f"{name} warnings"]) for name in attacks for row in self)
         return [about, *stars] if about else []
 
 
@@ -71,15 +70,16 @@ def percent(accuracy: float, interval: tuple[float, float] | None, *, warned: bo
 def describe_conditions(columns: Sequence[str], sizes: Iterable[int], *, split: str, checkpoint: str = "") -> str:
     """attacks at eps 8/255; n = 500 test images; best checkpoint.
 
-    `columns` are attacks, by name if their eps differ or other columns are among them; `sizes` are the numbers of
-    images of all results. "" without any.
+    Attacks are named if their eps differ or if there are other columns; `sizes` are the numbers of images of all
+    results. "" without any.
     """
     if not (known := sorted(set(sizes))):
         return ""
     bounds: dict[str, list[str]] = {}
-    for name, spec in attack_specs(columns).items():
+    specs = attack_specs(columns)
+    for name, spec in specs.items():
         bounds.setdefault(spec.bound, []).append(name)
-    named = len(bounds) > 1 or {"natural", *attack_specs(columns)} < {"natural", *columns}
+    named = len(bounds) > 1 or any(name not in specs for name in columns if name != "natural")
     parts = [f"{', '.join(names) if named else 'attacks'} at {bound}" for bound, names in bounds.items()]
     n = f"{known[0]:,}" + f" to {known[-1]:,}" * (len(known) > 1)
     parts.append(f"n = {n} {split} images")
@@ -172,7 +172,8 @@ def results(job: Job, folder: Path | None) -> Row:
         found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
         found[f"{attack} n"] = entry.get("n")
         if attack in specs:
-            found[f"{attack} eps"] = write_fraction(specs[attack].eps)
+            eps = specs[attack].eps
+            found[f"{attack} eps"] = write_fraction(eps) if specs[attack].norm == "linf" else eps
         found[f"{attack} warnings"] = entry.get("warnings", [])
         seconds += entry.get("seconds", 0.0)
     done = {"epochs": metrics[-1]["epoch"] if metrics else 0, "budget": None if budget is None else round(budget, 2)}

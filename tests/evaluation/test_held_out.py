@@ -108,8 +108,8 @@ def test_the_command_line_evaluates_held_out_images(make_run, capsys):
 def test_only_a_run_that_held_images_out_has_held_out_images(make_run, plane, pair):
     run = make_run(holdout=50)
     for subject, data, message in (
-        (run, pair, "is of shapes; omit data"),
-        (run, "svhn", "is of shapes; omit data"),
+        (run, pair, "are of shapes; omit data"),
+        (run, "svhn", "are of shapes; omit data"),
         (plane, pair, "a module held out no images: split 'held-out' needs a run"),
     ):
         with pytest.raises(UserError, match=message):

@@ -183,7 +183,7 @@ def test_a_share_of_broken_images_is_not_called_an_accuracy(tmp_path):
     runner = Runner("gradients", own, own.scales["demo"], tmp_path, range(1), settings={"device": "cpu"})
     (axes,) = own.plot(made_up(runner, own.arms(runner.scale))).axes
     assert axes.get_ylabel() == "accuracy or share broken, %"
-    assert "broken by random only" in [" ".join(label.get_text().split()) for label in axes.get_xticklabels()]
+    assert "broken by random points only" in [" ".join(label.get_text().split()) for label in axes.get_xticklabels()]
 
 
 def test_a_distance_that_rounds_to_zero_has_no_minus():

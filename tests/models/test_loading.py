@@ -221,6 +221,6 @@ def test_any_module_is_filled_but_takes_no_pixel_scaling(tmp_path):
     )
     assert torch.equal(load_state(own, tmp_path / "x")[1].weight, other[1].weight)
     scaled = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).state_dict() | {"mu": torch.ones(3), "sigma": torch.ones(3)}
-    with pytest.raises(UserError, match="the state dict scales pixels, which Sequential does not"):
+    with pytest.raises(UserError, match="contains mean and std of pixels, and Sequential has no normalisation"):
         load_state(own, scaled)
     assert torch.equal(own[1].weight, other[1].weight)

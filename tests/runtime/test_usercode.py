@@ -137,7 +137,7 @@ def test_a_value_or_a_function_without_a_module_is_refused(write):
 
 def test_a_function_that_needs_arguments_is_refused_before_it_is_called(write):
     write("def make(path, device): raise SystemError")
-    mistake("own_models:make", "called without arguments other than device and num_classes: missing .* 'path'")
+    mistake("own_models:make", "with at most device and num_classes of a data set given by name: missing .* 'path'")
 
 
 FAILURES = {

@@ -17,7 +17,10 @@ FLAGS = np.arange(50) < 20
 @pytest.fixture
 def table(tmp_path):
     """Two runs under three attacks; the second has warnings, and fewer images."""
-    jobs = [Job(Config(recipe="mine", seed=seed, holdout=64), ("natural", "pgd20", "pgd20@4/255")) for seed in (0, 1)]
+    jobs = [
+        Job(Config(recipe="mine", seed=seed, holdout=64), ("natural", "pgd20", "pgd20@4/255", "apgd-l2"))
+        for seed in (0, 1)
+    ]
     for job in jobs:
         write_run(
             tmp_path / job.id,
@@ -32,7 +35,8 @@ def test_cells_with_warnings_have_a_star_and_the_texts_are_below_the_table(table
     assert "*" not in first
     assert second.count("]*") == 2
     assert notes == [
-        "pgd20 at eps 8/255; pgd20@4/255 at eps 4/255; n = 40 to 50 test images; best checkpoint",
+        "pgd20 at eps 8/255; pgd20@4/255 at eps 4/255; apgd-l2 at l2 eps 0.5; n = 40 to 50 test images; best "
+        "checkpoint",
         f"* natural, pgd20: {COLLAPSED}",
         f"* natural, pgd20: {STEPS}",
     ]
@@ -45,6 +49,7 @@ def test_csv_has_eps_images_checkpoint_and_warnings(table, tmp_path):
     assert [first[f"pgd20 {name}"] for name in ("n", "eps", "warnings")] == ["50", "8/255", ""]
     assert [second[f"pgd20 {name}"] for name in ("n", "eps", "warnings")] == ["40", "8/255", f"{COLLAPSED}; {STEPS}"]
     assert (first["checkpoint"], first["split"], first["pgd20@4/255 eps"]) == ("best", "test", "4/255")
+    assert first["apgd-l2 eps"] == "0.5"
     assert "natural eps" not in first
 
 

@@ -184,7 +184,9 @@ def load_surrogate(
             name, eps=checked.eps, seed=checked.seed, device=pictures.device, root=root, progress=checked.progress
         )
         return trained, "a tiny-cnn trained for it"
-    other = load_target(surrogate, data=(pictures.images, pictures.labels), device=pictures.device)
+    num_classes = target.dataset.num_classes if target.dataset else None
+    images = pictures.images, pictures.labels
+    other = load_target(surrogate, data=images, device=pictures.device, num_classes=num_classes)
     if other.config and name != GIVEN and other.config.data_label != name:
         raise UserError(f"the surrogate is for {other.config.data_label}, the model for {name}; give one for {name}")
     with borrowed(other.model) as model:

@@ -38,7 +38,7 @@ MAX_SQUARE = 0.002  # share of images that only Square breaks; AutoAttack warns 
 TRAIN_MODE = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
 RANDOM = (
     "two passes over the same images differ: the model is random, and this number differs from call to call. Attacks "
-    "that do not average over the randomness (EOT) are too weak, and an error by chance counts as theirs"
+    "that do not average over the randomness (EOT) are too weak, and an error by chance counts as their success"
 )
 PROBABILITIES = (
     "all outputs lie in [0, 1]: they look like probabilities (of a sigmoid, for example), not logits, and the "
@@ -76,7 +76,7 @@ def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"
     def of_attack(spec: "AttackSpec") -> list[str]:
         if not spec.needs_gradient:
             return []
-        followed = ("margin",) if spec.by_margin else ("cross-entropy", "margin")
+        followed = ("cross-entropy", "margin") if spec.follows_cross_entropy_only else ("margin",)
         of_losses = [warning for loss in followed for warning in found[loss]]
         return [*of_losses, *settings_warnings(spec.eps, spec.settings)]
 
@@ -97,7 +97,7 @@ def settings_warnings(eps: float, settings: Mapping[str, Any]) -> list[str]:
     if "step_size" in settings and settings["steps"] > 1 and settings["step_size"] > eps * (1 - 1e-6):
         numbers = f"{write_fraction(settings['step_size'])} >= {write_fraction(eps)}"
         warnings.append(
-            f"step_size >= eps ({numbers}): every step crosses the eps ball; smaller ones usually break more images"
+            f"step_size >= eps ({numbers}): every step crosses the eps ball; smaller steps usually break more images"
         )
     return warnings
 
@@ -166,8 +166,8 @@ def chance_warnings(model: Model, x: Images, y: Labels) -> list[str]:
     if sum(math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(correct + 1)) >= SIGNIFICANCE:
         return []
     return [
-        f"the model gets {correct} of {n} images right, fewer than guessing among its {logits.shape[1]} classes: are "
-        "the labels numbered as its outputs are?"
+        f"the model gets {correct} of {n} images right, fewer than guessing among its {logits.shape[1]} classes: does "
+        "label k mean output k?"
     ]
 
 

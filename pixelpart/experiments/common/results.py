@@ -27,7 +27,9 @@ from pixelpart.sweeps.identity import parent_of
 from pixelpart.sweeps.table import attack_specs, describe_conditions, find_entry
 from pixelpart.sweeps.work import Job
 
-NAMES = {"natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD", "random only": "broken by random only"}
+NAMES = {
+    "natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD", "random only": "broken by random points only",
+}  # fmt: skip
 MEASURED = ("columns", "intervals")  # numbers in a measure's JSON, by column
 
 Pairs = Sequence[tuple[str, str]]  # an arm and its baseline

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pixelpart.experiments.common.results import Cell, Results, mean_of
-from pixelpart.runtime.tables import group_warnings
+from pixelpart.runtime.tables import warning_lines
 
+STAR = "(*)"  # a line with * alone would be a list in Markdown
 SEED_NOTE = "One seed a side compares two models, not two methods."
 PAPER_NOTE = "The paper's numbers are of CIFAR-10 after 80 epochs: at this scale they are not comparable."
 LATEX = str.maketrans(
@@ -75,11 +76,6 @@ def general_notes(results: Results) -> list[str]:
     return results.notes
 
 
-def star_notes(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """What the stars of a table mean; `found` are columns with the warnings of their cells."""
-    return [f"(*) {', '.join(columns)}: {warning}" for warning, columns in group_warnings(found).items()]
-
-
 def accuracies(results: Results) -> Table:
     """A row per arm: seeds, images, mean budget, and each column with its interval next to the paper's number."""
     shown = {c: any(_paper(results.cell(arm, c)) for arm in results.arms) for c in results.columns}
@@ -94,7 +90,8 @@ def accuracies(results: Results) -> Table:
             row += [text, _paper(cell)] if shown[column] else [text]
         rows.append([*row, number(mean_of(run.seconds for run in runs), 0)])
     head = ["arm", "seeds", "n", "budget, 1/255", *_with_paper(shown), "training, s"]
-    notes = [*filter(None, [results.conditions]), *star_notes((c, cell.warnings) for _, c, cell in results.cells())]
+    notes = [*filter(None, [results.conditions])]
+    notes += warning_lines(((c, cell.warnings) for _, c, cell in results.cells()), mark=STAR)
     return Table("Mean [95 % interval]", head, rows, notes)
 
 
@@ -109,7 +106,7 @@ def minus_paper(results: Results) -> list[Table]:
     arms = [arm for arm in results.arms if any(key[0] == arm for key in apart)]
     rows = [[arm, *(apart.get((arm, column), "") for column in columns)] for arm in arms]
     title = "Ours minus the paper's, points [95 % interval]"
-    return [Table(title, ["arm", *columns], rows, star_notes(warned))] if rows else []
+    return [Table(title, ["arm", *columns], rows, warning_lines(warned, mark=STAR))] if rows else []
 
 
 def claims(results: Results) -> list[Table]:
@@ -130,7 +127,7 @@ def claims(results: Results) -> list[Table]:
         rows.append(row)
     head = ["difference", "seeds", *_with_paper(shown)]
     notes = [SEED_NOTE] * any(len(claim.seeds) == 1 for claim in found.values())
-    notes += star_notes((claim.column, claim.warnings) for claim in found.values() if claim.ours)
+    notes += warning_lines(((claim.column, claim.warnings) for claim in found.values() if claim.ours), mark=STAR)
     return [Table("Differences between arms, points [95 % interval]", head, rows, notes)] if rows and columns else []
 
 
@@ -139,16 +136,11 @@ def _with_paper(shown: Mapping[str, bool]) -> list[str]:
     return [name for column, papers in shown.items() for name in ([column, "paper"] if papers else [column])]
 
 
-def written_seeds(seeds: Sequence[int]) -> str:
-    """0, 1 or 100 to 107."""
-    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]} to {seeds[-1]}"
-    return ", ".join(map(str, seeds))
-
-
 def named_seeds(seeds: Sequence[int]) -> str:
-    """seed 0; seeds 0, 1; "" without any."""
-    return f"seed{'s' * (len(seeds) > 1)} {written_seeds(seeds)}" if seeds else ""
+    """seed 0; seeds 0, 1; seeds 100 to 107; "" without any."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
 
 
 def _of_seeds(seeds: Sequence[int], all_seeds: Sequence[int]) -> str:

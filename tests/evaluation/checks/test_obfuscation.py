@@ -136,6 +136,17 @@ def test_an_unsuitable_surrogate_is_rejected(honest, make_run):
         check(honest, **settings, surrogate=Hidden(trained(3), lambda x: x.detach()))
 
 
+def test_a_function_for_a_surrogate_gets_the_number_of_classes(honest, tmp_path, monkeypatch):
+    (tmp_path / "other_network.py").write_text(
+        "from pixelpart import models\n"
+        "def build(num_classes):\n"
+        "    return models.build('tiny-cnn', num_classes=num_classes)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = check(honest, data="corners", images=8, surrogate="other_network:build")
+    assert report["black box"].numbers["surrogate"] == "other_network:build"
+
+
 # -- the report
 
 

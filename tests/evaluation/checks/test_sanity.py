@@ -62,8 +62,7 @@ def test_a_sound_model_causes_no_warning(model, light):
 def test_a_model_that_is_right_less_often_than_guessing_is_reported(light):
     (warning,) = warnings_of(Light(sharpness=-20.0), light)
     assert warning == (
-        "the model gets 0 of 100 images right, fewer than guessing among its 2 classes: are the labels numbered as its "
-        "outputs are?"
+        "the model gets 0 of 100 images right, fewer than guessing among its 2 classes: does label k mean output k?"
     )
     few = ImageSet(light.images[:8], light.labels[:8], light.device)  # p = .5^8 = .004
     assert warnings_of(Light(sharpness=-20.0), few) == []
