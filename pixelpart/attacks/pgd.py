@@ -43,7 +43,8 @@ def pgd(
             y = net(x) if loss_of is kl else y.long()
         first = first_image(x, budget, start=start, generator=generator)
         if not isinstance(loss, str) and not isinstance(model, FrozenView):
-            check_loss(loss_of, net(first), y)
+            with torch.enable_grad():  # a loss may differentiate with respect to the logits itself
+                check_loss(loss_of, net(first).requires_grad_(), y)
         return run_steps(net, x, y, budget, first, loss_of, step_size=step_size, steps=steps, ascend=ascend)
 
 

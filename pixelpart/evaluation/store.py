@@ -83,6 +83,7 @@ class ResultStore:
             raise UserError("results of a model that is not a run are kept under a name; give name (--name) with out")
         self.target, self.folder, self.file, self.writes = target, target.folder, file, writes
         self.entries = read_entries(self.folder, file) if self.folder else []
+        self.code = code_version()  # read before the attacks run: the files may change meanwhile
 
     def find(self, key: ResultKey, attack: str) -> Outcome | None:
         """The kept result, or None. If it was kept under another name (best and last may be one model), adds an entry.
@@ -118,7 +119,7 @@ class ResultStore:
             "attack": attack, **self.target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
             "correct": correct, "n": n, "eps": eps, "settings": dict(settings), "seed": seed, "precision": "fp32",
             "warnings": list(dict.fromkeys(warnings)), "seconds": round(seconds, 3),
-            "machine": machine(self.target.pictures.device), "code": code_version(),
+            "machine": machine(self.target.pictures.device), "code": self.code,
             "flags": f"eval/{digest}.npy" if self.folder else None, "fingerprint": fingerprint(flags),
             "key": digest, "probe": list(key.probe), "pixels": key.images,
         })  # fmt: skip

@@ -39,7 +39,7 @@ def make(name: str, num_classes: int, shape: tuple[int, int, int], generator: to
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} returned a {type(made).__name__}; it must return an nn.Module on [0,1] images")
         made = _copied(name, made).cpu()  # it may be a network that the caller keeps
-        _check_logits(f"{name}({num_classes})", made, example, num_classes)  # lazy layers draw their weights here
+        _check_logits(f"{name}({num_classes})", made, example, num_classes)
         plain_tensors_to_buffers(made)
         _copied(name, made)  # the average of its weights will be a copy
         return (made if isinstance(made, Classifier) else wrap_if_possible(made, example)).train()

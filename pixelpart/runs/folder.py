@@ -17,6 +17,7 @@ from pixelpart.runs.records import read_row, write_row
 
 LOCKS = {".lock", ".lock.soft"}
 UNFINISHED = {*LOCKS, ".config.json.partial"}  # what a run killed at its very start leaves
+CARD_MARK = "library_name: pixelpart"  # in the model card of an exported run
 MetricsRow = dict[str, Any]  # one line of metrics.jsonl
 
 
@@ -47,8 +48,9 @@ class RunFolder:
 
     @property
     def exported(self) -> bool:
-        """Whether `export --to hub` wrote the folder: it has a model card in place of a log."""
-        return (self.path / "README.md").exists() and not self.log_file.exists()
+        """Whether `export --to hub` wrote the folder: it has its model card in place of a log."""
+        card = self.path / "README.md"
+        return not self.log_file.exists() and card.is_file() and CARD_MARK in read_text(card, errors="replace")
 
     def read_config(self) -> Config:
         if not self.config_file.exists():

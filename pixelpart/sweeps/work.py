@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config
+from pixelpart.config import DEFAULT_STEP_SIZE, Config
 from pixelpart.errors import Diverged, UserError
 from pixelpart.files import atomic_write, exclusive_lock, parse_json, read_text
 from pixelpart.runs import Run, RunFolder, read_facts
@@ -70,7 +70,7 @@ class JobFiles:
             found = parse_json(read_text(self.done))
         except (OSError, ValueError):
             return []
-        return found if isinstance(found, list) else []
+        return [_without_default(request) for request in found] if isinstance(found, list) else []
 
     def add_done(self, job: Job) -> None:
         before = [request for request in self.read_done() if request != job.request]
@@ -92,6 +92,13 @@ class Task:
     fork: "Task | None" = None  # the burn-in that the run starts from
     stop_after: int | None = None  # of a burn-in: its last epoch
     device: str | None = None
+
+
+def _without_default(request: Any) -> Any:
+    """A request of a version that wrote the default step size of the attacks as a number."""
+    if not isinstance(request, dict) or request.get("step_size") != DEFAULT_STEP_SIZE:
+        return request
+    return request if "@" in str(request.get("attacks")) else request | {"step_size": None}
 
 
 def perform(task: Task, screen: Screen | None = None) -> str:

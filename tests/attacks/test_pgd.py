@@ -122,3 +122,13 @@ def test_a_loss_of_ones_own_equals_the_named_one_also_as_a_sum(make_net, make_ba
     expected = pgd(net, x, y, budget, step_size=0.02, steps=3, loss="margin")
     for loss in (LOSSES["margin"], lambda logits, y: LOSSES["margin"](logits, y).sum()):
         assert torch.equal(pgd(net, x, y, budget, step_size=0.02, steps=3, loss=loss), expected)
+
+
+def test_a_loss_of_ones_own_may_differentiate_with_respect_to_the_logits(make_net, make_batch):
+    def weighted(logits, y):
+        loss = LOSSES["ce"](logits, y)
+        (grads,) = torch.autograd.grad(loss.sum(), logits, retain_graph=True)
+        return loss * grads.norm(dim=1)
+
+    net, (x, y, budget) = make_net(), make_batch()
+    assert not torch.equal(pgd(net, x, y, budget, step_size=0.02, steps=3, loss=weighted, start="none"), x)

@@ -265,6 +265,8 @@ def test_a_hub_folder_that_cannot_be_written_leaves_nothing(make_run, monkeypatc
 def test_a_run_whose_log_is_lost_is_no_export(make_run) -> None:
     run = make_run()
     atomic_write(run.dir / "metrics.jsonl", "")
+    run.folder.log_file.unlink(missing_ok=True)
+    atomic_write(run.dir / "README.md", "# Notes of my own\n")
     run.folder.check_config(run.config)
     exported = pp.export(run, to="hub")
     config = run.config.model_copy(update={"init_from": f"{exported}@1"})

@@ -1,5 +1,6 @@
 """Jobs in one folder: what is done is not done again, what is killed goes on, what fails harms nothing else."""
 
+import dataclasses
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from pixelpart.runs import Run, RunFolder
 from pixelpart.sweeps import work
 from pixelpart.sweeps.jobs import find_finished, job_states, run_jobs
 from pixelpart.sweeps.table import Table, rows
-from pixelpart.sweeps.work import Job
+from pixelpart.sweeps.work import Job, JobFiles
 
 
 def table(jobs, out):
@@ -28,6 +29,11 @@ def table(jobs, out):
 
 def states(jobs, out):
     return [state.state for state in job_states(jobs, out)]
+
+
+def epochs_of(out):
+    """The number of epochs that all runs of a sweep have finished."""
+    return sum(len(file.read_bytes().splitlines()) for file in out.glob("runs/*/metrics.jsonl"))
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_sweep_killed_at_random_moments_gives_the_same_table(eight, quiet, tmp_p
     begun = time.monotonic()
     assert states(eight, tmp_path / "whole") == ["missing"] * 8
     run_jobs(eight, tmp_path / "whole", screen=quiet)
-    seconds, moments, killed = time.monotonic() - begun, random.Random(3), 0
+    seconds, epochs, moments, killed = time.monotonic() - begun, epochs_of(tmp_path / "whole"), random.Random(3), 0
     while killed < kills:
         child = os.fork()
         if child == 0:
@@ -49,7 +55,10 @@ def test_sweep_killed_at_random_moments_gives_the_same_table(eight, quiet, tmp_p
                 run_jobs(eight, tmp_path / "killed", screen=quiet)
             finally:
                 os._exit(0)
-        time.sleep(moments.uniform(0, 2 * seconds / kills))
+        goal = epochs_of(tmp_path / "killed") + moments.randint(0, epochs // kills)
+        while epochs_of(tmp_path / "killed") < goal:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, seconds / epochs))
         os.kill(child, signal.SIGKILL)
         if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):
             break  # it has finished
@@ -200,3 +209,12 @@ def test_folder_of_another_config_and_folder_in_use_are_mistakes(job, config, qu
         run_jobs([job()], tmp_path / "other", screen=quiet)
     with exclusive_lock(tmp_path / "jobs" / f"{job().id}.lock", wait=False):
         assert states([job()], tmp_path) == ["running"]
+
+
+@pytest.mark.parametrize(("attacks", "state"), [(("natural", "pgd2"), "done"), (("pgd2@4/255",), "unfinished")])
+def test_jobs_of_a_version_that_wrote_the_default_step_size_are_done(attacks, state, job, quiet, tmp_path):
+    one = dataclasses.replace(job(), attacks=attacks)
+    run_jobs([one], tmp_path, screen=quiet)
+    files = JobFiles(tmp_path, one.id)
+    files.done.write_text(json.dumps([{**one.request, "step_size": 2 / 255}]))
+    assert states([one], tmp_path) == [state]

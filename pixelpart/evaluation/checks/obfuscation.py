@@ -98,7 +98,7 @@ def check(
     images. Without it a small model is trained if the training set is small; otherwise the black-box attack is skipped.
     The report of a run is written to check.json in its folder, that of another model to `out` if given.
     """
-    start = time.perf_counter()
+    start, code = time.perf_counter(), code_version()
     eps = in_range("eps", eps)
     step_size = default_step_size(eps) if step_size is None else in_range("step_size", step_size)
     target = load_target(
@@ -145,7 +145,7 @@ def check(
     facts = {
         **target.tags, "n": len(pictures), "natural": checked.share(correct), "eps": eps, "step_size": step_size,
         "steps": STEPS, "seed": seed, "seconds": round(time.perf_counter() - start, 3),
-        "machine": machine(pictures.device), "code": code_version(),
+        "machine": machine(pictures.device), "code": code,
     }  # fmt: skip
     kept = target.folder / "check.json" if target.folder else None
     report = ObfuscationReport(results, list(dict.fromkeys(warnings)), facts, kept)
