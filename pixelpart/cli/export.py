@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pixelpart.cli.arguments import Parser, add_checkpoint, add_model, use_model
+from pixelpart.errors import UserError
 
 
 def export(args: list[str]) -> None:
@@ -11,7 +12,7 @@ def export(args: list[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--to",
-        required=True,
+        default="",
         metavar="FORMAT",
         help="pt2: an archive of torch.export; onnx; robustbench: the weights of a resnet18, preactresnet18 or wrn-*; "
         "hub: a run folder for sharing, with a model card",
@@ -20,7 +21,10 @@ def export(args: list[str]) -> None:
     add_checkpoint(parser)
     add_model(parser)
     found = parser.parse_all(args)
+    from pixelpart.exports import FORMATS
     from pixelpart.exports.export import export as export_run
 
+    if not found.to:
+        raise UserError(f"--to is missing; choose from {', '.join(FORMATS)}")
     use_model(found, [found.run])
     print(export_run(found.run, to=found.to, out=found.out, checkpoint=found.checkpoint))

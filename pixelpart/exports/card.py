@@ -31,9 +31,10 @@ With pixelpart installed, in the folder that contains `{folder}`{code_note}:
 import pixelpart as pp
 import torch
 
-{use_code}model, _ = pp.Run("{folder}").load("{checkpoint}")
+{use_code}run = pp.Run({folder_name})
+model, _ = run.load("{checkpoint}")
 x = torch.rand(1, {shape})  # float images (n, {shape}) in [0, 1]
-with torch.no_grad():
+{picture}with torch.no_grad():
     print(model(x).softmax(1))  # the probabilities of the {num_classes} classes
 ```
 
@@ -67,7 +68,8 @@ def model_card(trained: Trained, folder: str) -> str:
         "dataset": {"name": images, "type": images},
         "metrics": accuracies,
     }
-    code = is_user_code(config.model)
+    codes = [f"`{name}`" for name in (config.model, config.dataset) if is_user_code(name)]
+    reads = "# a picture: x = pp.data.read_picture(PATH, run.config)[None] / 255\n"
     card = CARD.format(
         index=json.dumps({"name": trained.name, "results": [result] if accuracies else []}),
         name=trained.name,
@@ -77,13 +79,17 @@ def model_card(trained: Trained, folder: str) -> str:
         size=write_size(trained.shape[1:]),
         images=images,
         results=_results(entries),
-        code_note=f" and with the code of `{config.model}`, which is not part of it" if code else "",
-        use_code=f'pp.models.use("{config.model}")\n' if code else "",
+        folder_name=json.dumps(folder),
+        code_note=f" and with the code of {' and '.join(codes)}, which is not part of it" if codes else "",
+        use_code=f'pp.models.use("{config.model}")\n' if is_user_code(config.model) else "",
+        picture=reads if config.dataset.startswith("folder:") else "",
         checkpoint=trained.checkpoint,
         shape=", ".join(map(str, trained.shape)),
-        classes=f"The classes, in this order: {', '.join(trained.classes)}.\n\n" if trained.classes else "",
+        classes=f"The classes, in this order: {', '.join(f'`{name}`' for name in trained.classes)}.\n\n"
+        if trained.classes
+        else "",
         evaluate=_evaluate(trained, folder),
-        training="\n".join(f"| {name} | {value} |" for name, value in _training(trained).items()),
+        training="\n".join(f"| {name} | {value} |" for name, value in trained.settings().items()),
     )
     return card + (METHOD if config.mask.rule != "none" else "")
 
@@ -103,7 +109,7 @@ def _evaluate(trained: Trained, folder: str) -> str:
 
 def _results(entries: list[Entry]) -> str:
     if not entries:
-        return "Its accuracy has not been measured."
+        return "No results on its test images are kept with it."
     rows, notes = [], dict[str, None]()
     for entry in entries:
         warnings, (low, high) = entry.get("warnings", ()), entry["interval"]
@@ -111,24 +117,7 @@ def _results(entries: list[Entry]) -> str:
         rows.append(f"| {_attack(entry)} | {accuracy} | [{100 * low:.2f}, {100 * high:.2f}] | {entry['n']} |")
         notes |= dict.fromkeys(f"\\* {_attack(entry)}: {warning}  " for warning in warnings)
     head = ["| attack | accuracy, % | 95 % interval | test images |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, "", *notes, LIMITS])
-
-
-def _training(trained: Trained) -> dict[str, object]:
-    config, mask, done = trained.config, trained.config.mask, trained.epochs_done
-    masked = {
-        "eps_low": write_fraction(config.eps_low),
-        "mask": f"{mask.source}, rule {mask.rule}, control {mask.control}",
-    }
-    return {
-        "recipe": config.recipe,
-        "objective": config.objective.name,
-        "eps": write_fraction(config.eps),
-        **(masked if mask.rule != "none" else {}),
-        "epochs": config.epochs if done >= config.epochs else f"{done} of {config.epochs}: training is unfinished",
-        "seed": config.seed,
-        "checkpoint": f"{trained.checkpoint}, epoch {trained.facts['epoch']}, {trained.facts['weights']} weights",
-    }
+    return "\n".join([*head, *rows, "", *notes, *[""] * bool(notes), LIMITS])
 
 
 def _attack(entry: Entry) -> str:

@@ -19,10 +19,13 @@ def export(run: Run | str | Path, *, to: str, out: str | Path | None = None, che
     """
     found = choose(FORMATS, to, "export format")
     run = Run.of(run)
+    run.folder.read_config()  # a UserError if it is no run folder, before one about `path`
     path = Path(f"{run.dir.resolve().name}{found.suffix}" if out is None else out)
     try:
         if os.path.lexists(path):
             raise UserError(f"{path} exists; choose another --out, or delete it")
+        if path.suffix != found.suffix and path.suffix in {known.suffix for known in FORMATS.values()}:
+            raise UserError(f"--to {to} does not write {path.suffix} files; choose another --out than {path}")
         found.write(Trained.of(run, checkpoint), path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None

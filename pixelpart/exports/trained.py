@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pixelpart import data
-from pixelpart.config import Config
+from pixelpart.config import Config, write_fraction
 from pixelpart.evaluation.entries import Entry, on_most_images, read_entries, without_replaced
 from pixelpart.models import Classifier
+from pixelpart.objectives import OBJECTIVES
 from pixelpart.runs import Facts, Run
 
 
@@ -58,15 +59,39 @@ class Trained:
         known = data.SETS.get(self.config.dataset)
         return known.num_classes if known else self.config.num_classes
 
+    def settings(self) -> dict[str, Any]:
+        """How the run was trained: the settings that a user of the model asks for, and how far it got."""
+        config, mask, done, objective = self.config, self.config.mask, self.epochs_done, self.config.objective
+        masked = {
+            "eps_low": write_fraction(config.eps_low),
+            "mask": f"{mask.source}, rule {mask.rule}, control {mask.control}",
+        }
+        return {
+            "recipe": config.recipe,
+            "objective": objective.name + (f", beta {objective.beta:g}" if OBJECTIVES[objective.name].weighted else ""),
+            "eps": write_fraction(config.eps),
+            **(masked if mask.rule != "none" else {}),
+            "epochs": config.epochs if done >= config.epochs else f"{done} of {config.epochs}: training is unfinished",
+            "seed": config.seed,
+            "checkpoint": f"{self.checkpoint}, epoch {self.facts['epoch']}, {self.facts['weights']} weights",
+        }
+
     def describe(self) -> dict[str, Any]:
         """What a pt2 or onnx file keeps beside the network, as JSON."""
+        config = self.config
+        pictures = {
+            "resize": "upright, cropped around the centre to the shape of the images, then bicubic as in Pillow",
+            "background": config.background,
+        }
         numbers = ("attack", "eps", "accuracy", "interval", "n", "warnings")
         return {
             "input": f"float32 (n, {', '.join(map(str, self.shape))}) in [0, 1]; normalisation is part of the model",
             "output": f"logits (n, {self.num_classes})",
+            "shape": list(self.shape),
+            **({"pictures": pictures} if config.dataset.startswith("folder:") else {}),
             "classes": list(self.classes),
-            "recipe": self.config.recipe,
-            "config": self.config.hash(),
+            "training": self.settings(),
+            "config": config.hash(),
             "checkpoint": self.checkpoint,
             "epoch": self.facts.get("epoch"),
             "weights": self.facts["weights"],

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from safetensors import safe_open
 
 import pixelpart as pp
@@ -100,6 +101,9 @@ def test_an_exported_file_names_the_classes_and_the_results(make_run) -> None:
     assert found == extra
     about = json.loads(found[formats.METADATA])
     assert about["classes"] == list(CLASSES)
+    assert (about["shape"], about["pictures"]["background"]) == ([3, *SIZE], "white")
+    assert about["training"]["epochs"] == "1 of 2: training is unfinished"
+    assert about["training"]["eps"] == "8/255"
     assert (about["checkpoint"], about["epoch"], about["weights"]) == ("best", 1, "averaged")
     assert about["results"] == [
         {"attack": "natural", "eps": 0.0, "accuracy": right.accuracy, "interval": list(right.interval), "n": 6,
@@ -174,7 +178,7 @@ def test_the_model_card_tells_what_was_measured_and_hides_the_folder(make_run) -
     assert "| autoattack, eps 8/255 | 25.00 * | [20.00, 30.00] | 400 |" in text
     assert "autoattack, eps 8/255: zero gradients" in text
     assert "somewhere" not in text
-    assert "The classes, in this order: cat, dog, bird." in text
+    assert "The classes, in this order: `cat`, `dog`, `bird`." in text
     assert "`pixelpart evaluate photos --checkpoint best --attacks natural,autoattack --data folder:PICTURES`" in text
     assert "| epochs | 1 of 2: training is unfinished |" in text
     assert "Pixel\nReweighted" in text
@@ -183,7 +187,9 @@ def test_the_model_card_tells_what_was_measured_and_hides_the_folder(make_run) -
     assert index[0]["results"][0]["metrics"] == [
         {"type": "accuracy", "name": "autoattack, eps 8/255", "value": 25.0},
     ]
-    assert "has not been measured" in model_card(Trained(run, "best", *run.load("best"), results=[]), "photos")
+    assert "No results on its test images are kept" in model_card(
+        Trained(run, "best", *run.load("best"), results=[]), "photos"
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,3 +353,33 @@ def test_a_network_that_cannot_be_exported_is_a_user_error_in_one_line(make_run,
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
     assert not Path(f"photos.{to}").exists()
+
+
+def test_pillow_alone_reads_a_picture_as_training_does(make_run, tmp_path) -> None:
+    run, (height, width) = make_run(), SIZE
+    noise = np.random.default_rng(0).integers(0, 256, (3, 60, 41), dtype=np.uint8)
+    Image.fromarray(noise.transpose(1, 2, 0)).save("noise.png")
+    picture = ImageOps.exif_transpose(Image.open("noise.png")).convert("RGB")
+    picture = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
+    expected = pp.data.read_picture("noise.png", run.config)
+    assert torch.equal(torch.tensor(np.array(picture)).permute(2, 0, 1), expected)
+
+
+@pytest.mark.parametrize("to", ["onnx", "pt2"])
+def test_a_network_that_fixes_the_number_of_images_is_refused_in_one_line(to, make_run, monkeypatch) -> None:
+    run = make_run()
+    forward = type(run.model).forward
+    monkeypatch.setattr(type(run.model), "forward", lambda self, x: forward(self, x) + 0 * float(len(x)))
+    with pytest.raises(UserError, match="images") as caught:
+        pp.export(run, to=to)
+    assert "\n" not in str(caught.value)
+    assert not Path(f"photos.{to}").exists()
+
+
+def test_mistakes_in_names_are_reported_before_existing_files(make_run, capsys) -> None:
+    run = make_run()
+    Path("pictures").mkdir()
+    atomic_write(Path("pictures.pt2"), "")
+    mistake(capsys, ["export", "pictures", "--to", "pt2"], "pictures is not a run folder")
+    mistake(capsys, ["export", run.dir], "--to is missing; choose from pt2, onnx")
+    mistake(capsys, ["export", run.dir, "--to", "onnx", "--out", "x.pt2"], "--to onnx does not write .pt2 files")
