@@ -120,6 +120,12 @@ def of_config(config: Config) -> DataSet:
     return entry
 
 
+def classes_of(config: Config) -> tuple[str, ...]:
+    """The names of the classes that a run was trained on, in the order of its labels; () if they have none."""
+    known = SETS.get(config.dataset)
+    return known.classes if known else config.classes
+
+
 def load(
     name: str,
     *,

@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,10 +16,36 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
+from pixelpart.config import Size
 from pixelpart.errors import UserError
+from pixelpart.files import parse_json
 from pixelpart.types import Images, Logits
 
+METADATA = "pixelpart.json"  # what an exported file says of its model: a file in an archive, a property of an onnx
 DYNAMIC = "export it with dynamic_shapes=({0: torch.export.Dim('batch')},)"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What `export` wrote into an archive about the images that its network takes; other archives say nothing."""
+
+    classes: tuple[str, ...] = ()  # names in the order of the logits
+    size: Size = 0  # 0: not known
+    channels: int = 3
+    background: str = "white"
+
+    @classmethod
+    def of_archive(cls, path: Path) -> "Pictures":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                (member,) = (name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}"))
+                found = parse_json(archive.read(member).decode())
+            channels, height, width = map(int, found["shape"])
+            background = str(found.get("pictures", {}).get("background", "white"))
+            size = height if height == width else (height, width)
+            return cls(tuple(map(str, found["classes"])), size, channels, background)
+        except Exception:  # an archive of another program, or a file that `load_archive` refuses
+            return cls()
 
 
 class Split(nn.Module):

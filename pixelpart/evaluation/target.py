@@ -15,7 +15,7 @@ from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import Config, Size, data_label
 from pixelpart.errors import UserError, choose, similar_path
-from pixelpart.evaluation.archive import load_archive
+from pixelpart.evaluation.archive import Pictures, load_archive
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import ImageSet, check_counts
 from pixelpart.runs import Facts, Run, config_of, load_model
@@ -83,11 +83,14 @@ def load_target(
         reason = "needs out (--out FOLDER)" if folder is None else "is for a model that is not a run or checkpoint"
         raise UserError(f"name {name!r} {reason}")
     config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
-    data, options = _choose_data(data, config, shown, size=size, skip_bad=skip_bad)
+    trained = _training_pictures(subject, kind, config)
+    data, options = _choose_data(data, config, trained, shown, size=size, skip_bad=skip_bad)
     choose(SPLITS, split, "split")
     if split == HELD_OUT:
         _check_held_out(shown, config, data, options)
-    x, y, dataset, dataset_tags = _images(data, options, split=split, config=config, images=images, root=root, say=say)
+    x, y, dataset, dataset_tags = _images(
+        data, options, split=split, config=config, classes=trained.classes, images=images, root=root, say=say
+    )
 
     place = _place(subject, device)
     model: nn.Module
@@ -156,15 +159,24 @@ def _arguments(name: str, maker: Any, device: torch.device, num_classes: int | N
     return arguments
 
 
+def _training_pictures(subject: Any, kind: Kind, config: Config | None) -> Pictures:
+    """What is known of the images that the model was trained on."""
+    if config is None:
+        return Pictures.of_archive(Path(subject)) if kind == "archive" else Pictures()
+    known = sets.SETS.get(config.dataset)
+    size = known.size if known else config.size
+    return Pictures(sets.classes_of(config), size, config.channels or 3, config.background)
+
+
 def _choose_data(
-    data: Data | None, config: Config | None, shown: str, *, size: Size, skip_bad: bool
+    data: Data | None, config: Config | None, trained: Pictures, shown: str, *, size: Size, skip_bad: bool
 ) -> tuple[Data, dict[str, Any]]:
     """The data that the caller gave, else those of the config, with the options of `data.find`."""
     if not isinstance(data, str) and (size or skip_bad):
         raise UserError("--size and --skip-bad need --data folder:PATH")
     if data is None:
         if config is None:
-            known = ", ".join(sorted(sets.SETS))
+            known = ", ".join([*sorted(sets.SETS), "folder:PATH", "module:function"])
             raise UserError(f"{shown} has no data set of its own; give --data, one of {known}, or (images, labels)")
         return config.dataset, config.data_options
     if not isinstance(data, str):
@@ -172,9 +184,8 @@ def _choose_data(
     sets.use(data)  # named by the caller, so it may be user code
     options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
     if data.startswith("folder:"):
-        as_trained = config or Config()
-        options["size"] = size or as_trained.data_options["size"]
-        options |= {"background": as_trained.background, "channels": as_trained.channels or 3}
+        options["size"] = size or trained.size
+        options |= {"background": trained.background, "channels": trained.channels}
     return data, options
 
 
@@ -246,14 +257,18 @@ def _images(
     *,
     split: str,
     config: Config | None,
+    classes: tuple[str, ...],
     images: int | None,
     root: str | Path | None,
     say: Callable[[str], None],
 ) -> tuple[Tensor, Tensor, sets.DataSet | None, dict[str, Any]]:
     """The first `images` test or held-out images, their labels and set, and the fields of an entry that name them."""
     if isinstance(data, str):
-        classes = config.classes if config and data.startswith("folder:") else ()
-        dataset = sets.find(data, **options, classes=classes)
+        dataset = sets.find(data, **options, classes=classes if data.startswith("folder:") else ())
+        if classes and data in sets.SETS and dataset.classes != classes:
+            raise UserError(
+                f"{data} has the classes {', '.join(dataset.classes)}; the model was trained on {', '.join(classes)}"
+            )
         if dataset.splits_off_test and not (config and _same_folder(data, config.dataset)):
             say(
                 f"{dataset.counts['test']} of {sum(dataset.counts.values())} pictures: the held-out fifth; if none was "

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pixelpart.errors import UserError
+from pixelpart.evaluation.archive import METADATA
 from pixelpart.exports.trained import Trained
 from pixelpart.files import atomic_write
 
-METADATA = "pixelpart.json"  # what the file says of the model: an extra file of a pt2, a property of an onnx
 TOLERANCE = 1e-4  # largest difference from the model's logits, relative to their largest value
 EXAMPLES = 2  # images that the network is traced with
 

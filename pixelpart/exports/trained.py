@@ -51,8 +51,7 @@ class Trained:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the logits; () if they have no names."""
-        known = data.SETS.get(self.config.dataset)
-        return known.classes if known else self.config.classes
+        return data.classes_of(self.config)
 
     @property
     def num_classes(self) -> int:

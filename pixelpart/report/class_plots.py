@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pixelpart.data import SETS
+from pixelpart.data import classes_of
 from pixelpart.experiments.common import plots as shared
 from pixelpart.experiments.common.intervals import accuracy_interval
 from pixelpart.report.arms import ArmResults, Column, ReportedArm
@@ -73,5 +73,5 @@ def _class_plot(
 
 def class_names(arm: ReportedArm) -> dict[int, str]:
     config = arm.runs[0].config
-    known = config.classes or (SETS[config.dataset].classes if config.dataset in SETS else ())
+    known = classes_of(config)
     return dict(enumerate(known))

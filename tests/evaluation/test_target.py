@@ -122,7 +122,10 @@ def test_a_new_model_of_a_function_is_in_train_mode_and_needs_no_warning(own, tm
 
 def test_without_images_nothing_is_imported(own, tmp_path):
     for name in (own, str(tmp_path / "nothing.pt2")):
-        with pytest.raises(UserError, match=r"has no data set of its own; .* one of cifar10, .*tinyimagenet, or"):
+        with pytest.raises(
+            UserError,
+            match=r"has no data set of its own; .* one of cifar10, .*tinyimagenet, folder:PATH, module:function, or",
+        ):
             evaluate(name)
     assert "subject_models" not in sys.modules
 

@@ -117,6 +117,24 @@ def rewritten(run, entry):
     return json.dumps({"schema_version": 1, "entries": [entry]})
 
 
+def test_an_archive_knows_the_classes_the_size_and_the_channels_of_its_pictures(make_run, tmp_path) -> None:
+    run = make_run(channels=1)
+    pp.export(run, to="pt2")
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("bird", "cat")):  # in another order than the model's, and one is missing
+        for number in range(10):
+            path = tmp_path / "new" / "test" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (30, 30), dtype=np.uint8) // (1 + 3 * label)).save(path)
+    settings = {"attacks": "natural,pgd2", "data": f"folder:{tmp_path / 'new'}", "device": "cpu"}
+    of_run, of_file = pp.evaluate(run, **settings), pp.evaluate("photos.pt2", **settings)
+    assert 0 < of_run["natural"].correct < 20
+    for attack, flags in of_run.flags.items():
+        assert np.array_equal(of_file.flags[attack], flags)
+    with pytest.raises(UserError, match=r"shapes has the classes disc, .* the model was trained on cat, dog, bird$"):
+        pp.evaluate("photos.pt2", attacks="natural", data="shapes")
+
+
 def test_evaluate_measures_the_same_with_an_exported_archive(make_run) -> None:
     run = make_run()
     x = images(run, 40)
