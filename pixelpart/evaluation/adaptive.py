@@ -22,8 +22,13 @@ from pixelpart.types import Budget, Flags, Images, Labels, Model
 
 
 def important(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Tensor:
-    """Where the mask of these images is high: bool (b, 1 or 3, h, w); a UserError if the model has no such map."""
+    """Where the mask of these images is high: bool (b, 1 or 3, h, w)."""
     return apply_policy(model, x, y, mask, eps=1.0, eps_low=0.0).share >= 0.5
+
+
+def check_mask(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> None:
+    """A UserError if the mask cannot be computed for this model."""
+    important(model, x, y, mask)
 
 
 def attack_budget(spec: AttackSpec, model: Any, x: Images, y: Labels) -> Budget:

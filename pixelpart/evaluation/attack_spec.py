@@ -40,7 +40,7 @@ RADII = {"l2": 0.5, "l1": 12.0}  # default eps in these norms: the usual ones fo
 
 @dataclass(frozen=True)
 class AttackSpec:
-    """One attack with all its settings; `fit` adds those that depend on the model and the images."""
+    """One attack with all its settings; `resolve` adds those that depend on the model and the images."""
 
     name: str  # as requested: pgd20x5@16/255
     kind: str  # natural, or a key of ATTACKS, SEARCHES, COMBINED, AUTOATTACKS or ADAPTIVE
@@ -50,7 +50,7 @@ class AttackSpec:
     restarts: int = 0
     step_size: float = 0.0
     searches: Mapping[str, Search] = field(default_factory=dict)  # of an attack that consists of searches
-    precision: str = "fp32"  # what the attack searches through; fp32 always decides
+    search: str = "fp32"  # the precision in which the attack looks for errors, or auto; fp32 always decides
     engine: str = "own"
     mask: MaskConfig | None = None  # of an adaptive attack
 
@@ -86,23 +86,23 @@ class AttackSpec:
         """The settings as eval.json has them."""
         if self.kind == "natural":
             return {}
-        found: dict[str, Any] = {"steps": self.steps, "step_size": self.step_size, "restarts": self.restarts}
+        settings: dict[str, Any] = {"steps": self.steps, "step_size": self.step_size, "restarts": self.restarts}
         if self.searches:
-            found = {"engine": self.engine, "search": self.precision}
-            found["parts"] = {
+            settings = {"engine": self.engine, "search": self.search}
+            settings["parts"] = {
                 name: {"steps": search.steps, "targets": search.targets, "restarts": search.restarts}
                 for name, search in self.searches.items()
             }
-        elif self.precision != "fp32":
-            found["search"] = self.precision
+        elif self.search != "fp32":
+            settings["search"] = self.search
         if self.mask:
             names = {"cam": "source", "layer": "layer", "rule": "rule", "target": "target"}  # as kept results have them
-            found["mask"] = {name: getattr(self.mask, field) for name, field in names.items()}
+            settings["mask"] = {name: getattr(self.mask, field) for name, field in names.items()}
         if self.kind in MASK_BUDGET:
-            found["eps_low"] = EPS_LOW
+            settings["eps_low"] = EPS_LOW
         if self.norm != "linf":
-            found["norm"] = self.norm
-        return found
+            settings["norm"] = self.norm
+        return settings
 
     @property
     def key_facts(self) -> dict[str, Any]:
@@ -155,9 +155,7 @@ def parse_attack(
     if not spec.searches:
         engine = "own"
     step_size = default_step_size(eps) if step_size is None else step_size
-    return dataclasses.replace(
-        spec, name=name, eps=eps, seed=seed, step_size=step_size, precision=search, engine=engine
-    )
+    return dataclasses.replace(spec, name=name, eps=eps, seed=seed, step_size=step_size, search=search, engine=engine)
 
 
 def _parse_plain(name: str) -> AttackSpec:
@@ -189,7 +187,7 @@ def choices() -> str:
 
 
 def resolve(spec: AttackSpec, target: Target, classes: int, say: Callable[[str], None]) -> AttackSpec:
-    """The attack for this model and these images: precision, mask, and the searches that its classes allow.
+    """The attack for this model and these images: `search`, `mask`, and the `searches` that its classes allow.
 
     A UserError if no search is possible, or if an l2 or l1 ball contains all images.
     """
@@ -199,12 +197,11 @@ def resolve(spec: AttackSpec, target: Target, classes: int, say: Callable[[str],
         values = target.pictures.images[0].numel()
         in_range(f"{spec.kind}'s eps", spec.eps, most=math.sqrt(values) if spec.norm == "l2" else values)
     if not spec.searches:
-        precision = "fp32" if spec.precision == "auto" else spec.precision
         mask = mask_of(target.config) if spec.kind in ADAPTIVE else None
-        return dataclasses.replace(spec, precision=precision, mask=mask)
+        return dataclasses.replace(spec, search="fp32" if spec.search == "auto" else spec.search, mask=mask)
     if spec.engine == "reference":
         reference.check_classes(classes)
-        return dataclasses.replace(spec, precision="fp32")
+        return dataclasses.replace(spec, search="fp32")
     searches = possible_searches(spec.searches, classes)
     if not searches:
         fewest = min(search.min_classes for search in spec.searches.values())
@@ -212,10 +209,9 @@ def resolve(spec: AttackSpec, target: Target, classes: int, say: Callable[[str],
     for name in spec.searches.keys() - searches.keys():
         least = spec.searches[name].min_classes
         say(f"{spec.name} runs without {name}, which needs {least} classes; there are {classes}")
-    precision = spec.precision
-    if precision == "auto":  # bf16 is several times as fast on a GPU, and fp32 decides
-        precision = "bf16" if target.pictures.device.type == "cuda" else "fp32"
-    return dataclasses.replace(spec, searches=searches, precision=precision)
+    if spec.search == "auto":  # bf16 is several times as fast on a GPU, and fp32 decides
+        spec = dataclasses.replace(spec, search="bf16" if target.pictures.device.type == "cuda" else "fp32")
+    return dataclasses.replace(spec, searches=searches)
 
 
 def mask_of(config: Config | None) -> MaskConfig:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pixelpart.config import DEFAULT_ATTACKS, DEFAULT_EPS, DEFAULT_SEED, Size
 from pixelpart.errors import UserError
-from pixelpart.evaluation.adaptive import important
+from pixelpart.evaluation.adaptive import check_mask
 from pixelpart.evaluation.attack_spec import choices, parse_attack, resolve
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import check_gradient, checked_logits
@@ -100,7 +100,7 @@ def evaluate(
         if any(spec.needs_gradient for spec in specs):
             check_gradient(net, pictures)
         if masks := [spec.mask for spec in specs if spec.mask]:
-            important(net, *pictures.first(1), masks[0])  # a UserError before any work
+            check_mask(net, *pictures.first(1), masks[0])
         model_key = ResultKey.of(net, target, probe)
         keys = {spec.name: dataclasses.replace(model_key, attack=spec.key_facts) for spec in specs}
         outcomes = _kept_results(store, keys, world, progress)
@@ -109,7 +109,7 @@ def evaluate(
         clean: Logits | None = None
         for spec in missing:
             with store.partial(keys[spec.name], world) as partial:
-                if clean is None or spec.kind == "natural":
+                if clean is None or spec.kind == "natural":  # again for natural, whose seconds are those of this pass
                     clean = clean_logits(net, pictures)
                 measured = measure(net, pictures, spec, clean, partial=partial, progress=progress, say=say, world=world)
                 outcomes[spec.name] = store.add(

@@ -91,11 +91,11 @@ def measure(
         report(n, int(left.sum()))
         return Measured(world.any_of(left), spec, {})
     view: Model = model
-    if spec.searches or spec.precision != "fp32":
-        view, reason = trusted_view(model, pictures.first(COMPARED_IMAGES)[0], spec.precision)
+    if spec.searches or spec.search != "fp32":
+        view, reason = trusted_view(model, pictures.first(COMPARED_IMAGES)[0], spec.search)
         if reason:
             say(reason)
-            spec = dataclasses.replace(spec, precision="fp32")
+            spec = dataclasses.replace(spec, search="fp32")  # for the stored settings; the key keeps the requested one
     if not spec.searches:
         try_once: Callable[..., Flags] = try_inside if spec.kind == ADAPTIVE_IN else try_steps
         left = after_tries(

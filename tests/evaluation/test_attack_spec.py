@@ -137,10 +137,10 @@ def test_the_reference_runs_only_autoattack(name):
 
 
 def test_auto_is_bf16_only_for_searches_on_a_gpu():
-    found = {(name, d): fitted(name, device=d).precision for name in ("autoattack", "pgd3") for d in ("cpu", "cuda")}
+    found = {(name, d): fitted(name, device=d).search for name in ("autoattack", "pgd3") for d in ("cpu", "cuda")}
     assert found == {key: "bf16" if key == ("autoattack", "cuda") else "fp32" for key in found}
-    assert fitted("pgd3", search="bf16").precision == fitted("apgd-ce", search="bf16").precision == "bf16"
-    assert fitted("autoattack", search="bf16", engine="reference").precision == "fp32"
+    assert fitted("pgd3", search="bf16").search == fitted("apgd-ce", search="bf16").search == "bf16"
+    assert fitted("autoattack", search="bf16", engine="reference").search == "fp32"
 
 
 def test_settings_are_those_of_eval_json():
