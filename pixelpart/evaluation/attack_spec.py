@@ -105,6 +105,11 @@ class AttackSpec:
         return settings
 
     @property
+    def entry_facts(self) -> dict[str, Any]:
+        """The fields of an eval.json entry that describe the attack."""
+        return {"attack": self.name, "eps": self.eps, "settings": self.settings, "seed": self.seed}
+
+    @property
     def key_facts(self) -> dict[str, Any]:
         """What the outcome depends on besides model and images."""
         facts = {"kind": self.kind, "eps": self.eps, "seed": self.seed, "settings": self.settings}

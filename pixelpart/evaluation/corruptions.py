@@ -203,13 +203,11 @@ class CorruptionRun:
             correct = self._measure(corruption, severity)
             if self.warnings is None:
                 self.warnings = [*self.target.warnings, *sanity.model_warnings(self.model, self.target.pictures)]
+            settings = {"corruption": name, "severity": severity, "source": facts["source"]}
             outcome = self.store.add(
                 key,
-                title,
+                {"attack": title, "eps": 0.0, "settings": settings, "seed": facts.get("seed", 0)},
                 correct,
-                eps=0.0,
-                settings={"corruption": name, "severity": severity, "source": facts["source"]},
-                seed=facts.get("seed", 0),
                 warnings=[*self.warnings, *([DRAWN] if name == "frost-drawn" else [])],
                 seconds=time.perf_counter() - start,
             )

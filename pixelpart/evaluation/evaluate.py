@@ -114,11 +114,8 @@ def evaluate(
                 measured = measure(net, pictures, spec, clean, partial=partial, progress=progress, say=say, world=world)
                 outcomes[spec.name] = store.add(
                     keys[spec.name],
-                    spec.name,
+                    measured.spec.entry_facts,
                     measured.correct.numpy(),
-                    eps=spec.eps,
-                    settings=measured.spec.settings,
-                    seed=spec.seed,
                     warnings=warnings[spec.name] + sanity.square_warnings(measured.left_after, len(pictures)),
                     seconds=partial.write_seconds(),
                 )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.checks.sanity import TRAIN_MODE
+from pixelpart.evaluation.checks.sanity import MODE_WARNING
 from pixelpart.evaluation.entries import hash_json, read_entries, with_checksum
 from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.partial import PartialResult, agree
@@ -94,7 +94,7 @@ class ResultStore:
             flags = read_flags(self.folder, entry) if self.folder and entry.get("key") == key.digest() else None
             if flags is not None and agree(entry.get("probe", []), key.probe):
                 self._write_labels(key.images)  # an older version kept none
-                kept = [warning for warning in entry.get("warnings", []) if warning != TRAIN_MODE]
+                kept = [warning for warning in entry.get("warnings", []) if warning != MODE_WARNING]
                 named = entry | self.target.tags | {"attack": attack, "warnings": [*self.target.warnings, *kept]}
                 if with_checksum(named) != entry:
                     self._write(with_checksum(named), flags)
@@ -102,22 +102,13 @@ class ResultStore:
         return None
 
     def add(
-        self,
-        key: ResultKey,
-        attack: str,
-        flags: FlagArray,
-        *,
-        eps: float,
-        settings: Mapping[str, Any],
-        seed: int,
-        warnings: Iterable[str],
-        seconds: float,
+        self, key: ResultKey, facts: Mapping[str, Any], flags: FlagArray, *, warnings: Iterable[str], seconds: float
     ) -> Outcome:
-        """The outcome of a measurement, kept if there is a folder."""
+        """The outcome of a measurement, kept if there is a folder; `facts` are its attack, eps, settings and seed."""
         correct, n, digest = int(flags.sum()), len(flags), key.digest()
         entry = with_checksum({
-            "attack": attack, **self.target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
-            "correct": correct, "n": n, "eps": eps, "settings": dict(settings), "seed": seed, "precision": "fp32",
+            **facts, **self.target.tags, "accuracy": correct / n, "interval": list(wilson(correct, n)),
+            "correct": correct, "n": n, "precision": "fp32",
             "warnings": list(dict.fromkeys(warnings)), "seconds": round(seconds, 3),
             "machine": machine(self.target.pictures.device), "code": self.code,
             "flags": f"eval/{digest}.npy" if self.folder else None, "fingerprint": fingerprint(flags),

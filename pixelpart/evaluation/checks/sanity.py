@@ -35,7 +35,7 @@ MIN_CONFIDENCE = 0.2  # confidence above chance, as a share of accuracy above ch
 MIN_OTHERS = 10  # images of other classes that are all predicted as one class: no chance result
 MAX_SQUARE = 0.002  # share of images that only Square breaks; AutoAttack warns above it
 
-TRAIN_MODE = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
+MODE_WARNING = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
 RANDOM = (
     "two passes over the same images differ: the model is random, and this number differs from call to call. Attacks "
     "that do not average over the randomness (EOT) are too weak, and an error by chance counts as their success"
@@ -61,7 +61,7 @@ def mode_warnings(model: nn.Module) -> list[str]:
             return module.p > 0
         return isinstance(module, _NormBase) and module.running_mean is not None
 
-    return [TRAIN_MODE] if any(module.training and differs(module) for module in model.modules()) else []
+    return [MODE_WARNING] if any(module.training and differs(module) for module in model.modules()) else []
 
 
 def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"]) -> dict[str, list[str]]:
