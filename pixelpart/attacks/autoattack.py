@@ -10,14 +10,14 @@ import torch
 
 from pixelpart.attacks.apgd import apgd_search
 from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, default_generator
-from pixelpart.attacks.batching import BatchOf, Samples, Try, run_tries
+from pixelpart.attacks.batching import LabelledImages, Samples, Try, run_tries
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.mm3 import mm3_search
 from pixelpart.attacks.search import Search, budget_per_sample, is_correct
 from pixelpart.attacks.square import square_search
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime.precision import PRECISIONS, ieee_fp32
-from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
+from pixelpart.types import Budget, Flags, Images, Labels, Model
 from pixelpart.view.borrow import borrowed
 from pixelpart.view.check import trusted_view
 
@@ -76,7 +76,6 @@ def autoattack(
     check_attack_inputs(x, budget, step_size=0.0, steps=0)
     generator = generator or default_generator(x)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    budgets = budget_per_sample(budget, x)
     if slots is not None and slots < 1:
         raise UserError(f"slots {slots} must be at least 1")
     slots = slots or default_slots(x.device)
@@ -85,16 +84,9 @@ def autoattack(
         classes = clean_logits.shape[1]
         check_attack_labels(y, classes, n=len(x))
         view, _ = trusted_view(net, x[:slots], search)
-        correct, _ = run_searches(
-            possible_searches(searches, classes),
-            view,
-            net,
-            lambda samples: (x[samples], y[samples], budgets[samples]),
-            clean_logits,
-            is_correct(clean_logits, y),
-            seed=seed,
-            slots=slots,
-        )
+        samples = Samples(LabelledImages(x, y), budget_per_sample(budget, x), clean_logits, net, seed)
+        correct = is_correct(clean_logits, y)
+        correct, _ = run_searches(possible_searches(searches, classes), view, samples, correct, slots=slots)
     return correct
 
 
@@ -102,12 +94,9 @@ def autoattack(
 def run_searches(
     searches: Mapping[str, Search],
     view: Model,
-    model: Model,
-    batch_of: BatchOf,
-    clean_logits: Logits,
+    samples: Samples,
     correct: Flags,
     *,
-    seed: int,
     slots: int,
     settled: Mapping[Try, bool] = MappingProxyType({}),
     on_settled: Callable[[Try, bool], None] = lambda try_, broken: None,
@@ -118,15 +107,13 @@ def run_searches(
 
     Also how many are left after each search.
 
-    `view` is searched through and may be bf16; `model` decides, in fp32. `batch_of(sample numbers)` gives images,
-    labels and budgets. `settled` are tries already done (a resumed run); `on_settled(try, broken)` reports each new
-    try as it ends.
+    `view` is searched through and may be bf16; the model of `samples` decides, in fp32. `settled` are tries already
+    done (a resumed run); `on_settled(try, broken)` reports each new try as it ends.
     """
     correct, left = correct.clone(), dict[str, int]()
-    samples = Samples(batch_of, clean_logits, model, seed)
     for name, search in searches.items():
         attacked = correct.nonzero()[:, 0].tolist()
-        numbers = range(search.tries(clean_logits.shape[1]))
+        numbers = range(search.tries(samples.clean_logits.shape[1]))
         tries = [Try(name, sample, number) for number in numbers for sample in attacked]
         broken = {try_.sample for try_ in tries if settled.get(try_)}
         waiting = [try_ for try_ in tries if try_.sample not in broken and try_ not in settled]

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from pixelpart import draws
 from pixelpart.attacks.ball import inside
-from pixelpart.attacks.search import Search, State, is_correct, keys_of_try, per_row, target_classes
+from pixelpart.attacks.search import Search, State, budget_per_sample, is_correct, keys_of_try, per_row, target_classes
 from pixelpart.runtime.precision import cudnn_benchmark
-from pixelpart.types import Flags, Images, Labels, Logits, Model
+from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 from pixelpart.view import capture
 
 Say = Callable[[str], None]
-BatchOf = Callable[[Tensor], tuple[Images, Labels, Tensor]]  # sample numbers -> images, labels and budgets
 
 GRAPH_SIZES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)  # batch sizes that get a graph, as fractions of `slots`
 GRAPH_COST = 150_000  # row-steps that a smaller graph must save to be worth capturing (an estimate)
@@ -38,14 +37,28 @@ class Try(NamedTuple):
     number: int
 
 
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images and their labels, by sample number."""
+
+    images: Tensor
+    labels: Tensor
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of these sample numbers."""
+        return self.images[index], self.labels[index]
+
+
 @dataclass
 class Samples:
     """The samples under attack, by number: how a try starts, and whether an image breaks the model.
 
-    The draws of a try depend only on the seed, the search's name, the sample and the number of the try.
+    The budget is a float, or a tensor with one row per sample. The draws of a try depend only on the seed, the search's
+    name, the sample and the number of the try.
     """
 
-    batch_of: BatchOf
+    pictures: LabelledImages
+    budget: Budget
     clean_logits: Logits
     model: Model
     seed: int
@@ -54,15 +67,19 @@ class Samples:
         """The search's state at its first step; all tries are of this search."""
         rows = torch.tensor([(try_.sample, try_.number) for try_ in tries], device=self.clean_logits.device)
         samples, numbers = rows.unbind(1)
-        x, y, budget = self.batch_of(samples)
+        x, y, budget = self._take(samples)
         target = target_classes(self.clean_logits[samples], y, numbers // search.restarts) if search.targets else y
         keys = draws.keys(self.seed, f"attack/{tries[0].search}", samples, numbers)
         return search.begin(x, y, budget, keys_of_try(keys, numbers, search.restarts), target)
 
     def broken_by(self, x_adv: Images, search: Search, tries: Sequence[Try]) -> Flags:
         """Where the model errs on x_adv and x_adv is inside the budget."""
-        x, y, budget = self.batch_of(torch.tensor([try_.sample for try_ in tries], device=self.clean_logits.device))
+        x, y, budget = self._take(torch.tensor([try_.sample for try_ in tries], device=self.clean_logits.device))
         return ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
+
+    def _take(self, samples: Tensor) -> tuple[Images, Labels, Tensor]:
+        x, y = self.pictures.take(samples)
+        return x, y, budget_per_sample(self.budget[samples] if isinstance(self.budget, Tensor) else self.budget, x)
 
 
 def run_tries(

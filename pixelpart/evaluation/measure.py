@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pixelpart import draws
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.autoattack import run_searches
-from pixelpart.attacks.batching import Try
-from pixelpart.attacks.search import budget_per_sample, is_correct
+from pixelpart.attacks.batching import Samples, Try
+from pixelpart.attacks.search import is_correct
 from pixelpart.evaluation.adaptive import attack_budget, try_inside
 from pixelpart.evaluation.attack_spec import ADAPTIVE_IN, AUTOATTACKS, MASK_BUDGET, AttackSpec
 from pixelpart.evaluation.images import ImageSet, check_adversarial, errs_inside, logits_of, start_images
@@ -111,11 +111,8 @@ def measure(
     left, left_after = run_searches(
         spec.searches,
         view,
-        functools.partial(logits_of, model, kind="adversarial images"),
-        functools.partial(_batch_of, pictures, spec.eps),
-        clean,
+        Samples(pictures, spec.eps, clean, functools.partial(logits_of, model, kind="adversarial images"), spec.seed),
         own,
-        seed=spec.seed,
         slots=pictures.batch_size,
         settled=partial.settled,
         on_settled=partial.add,
@@ -124,12 +121,6 @@ def measure(
     )
     counts = world.total(torch.tensor(list(left_after.values())))
     return Measured(world.any_of(left), spec, dict(zip(left_after, counts.tolist(), strict=True)))
-
-
-def _batch_of(pictures: ImageSet, eps: float, samples: Tensor) -> tuple[Images, Labels, Tensor]:
-    """Images, labels and budgets of these sample numbers."""
-    x, y = pictures.take(samples.cpu())
-    return x, y, budget_per_sample(eps, x)
 
 
 def try_steps(

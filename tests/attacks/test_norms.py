@@ -9,8 +9,9 @@ from torch import nn
 from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.autoattack import run_searches
 from pixelpart.attacks.ball import length, project_l1
+from pixelpart.attacks.batching import LabelledImages, Samples
 from pixelpart.attacks.norms import Balls
-from pixelpart.attacks.search import Search, budget_per_sample, initial_state, keep_best
+from pixelpart.attacks.search import Search, initial_state, keep_best
 from pixelpart.draws import hashed_normal
 from pixelpart.errors import UserError
 from walks import NORMS, RADII, begun
@@ -109,11 +110,9 @@ def test_an_error_counts_only_inside_the_ball_of_the_norm(norm, budget, broken):
         changed = (z.flatten(1).amax(1, keepdim=True) > 0).float()
         return nn.functional.one_hot(torch.arange(3), 3)[: len(z)] * (0.5 - changed)
 
-    def batch_of(samples):
-        return x[samples], y[samples], torch.full((len(samples), 1, 1, 1), budget)
-
     correct, model = torch.ones(3, dtype=torch.bool), errs_when_changed
-    left, counts = run_searches({"jump": search}, model, model, batch_of, model(x), correct, seed=0, slots=3)
+    samples = Samples(LabelledImages(x, y), budget, model(x), model, 0)
+    left, counts = run_searches({"jump": search}, model, samples, correct, slots=3)
     assert {i for i in range(3) if not left[i]} == broken
     assert counts == {"jump": 3 - len(broken)}
 
@@ -126,12 +125,9 @@ def test_on_a_gpu_the_step_is_captured_and_breaks_the_same_samples(norm, make_ne
     search, said, broken = apgd_search(steps=20, norm=norm, targets=4), [], {}
     for device in ("cpu", "cuda"):
         images, labels, model = x.to(device), y.to(device), net.to(device)
-
-        def batch_of(samples, images=images, labels=labels):
-            return images[samples], labels[samples], budget_per_sample(RADII[norm] / 3, images[samples])
-
-        clean, correct = model(images), torch.ones(24, dtype=torch.bool)
-        left, _ = run_searches({"a": search}, model, model, batch_of, clean, correct, seed=0, slots=7, say=said.append)
+        samples = Samples(LabelledImages(images, labels), RADII[norm] / 3, model(images), model, 0)
+        correct = torch.ones(24, dtype=torch.bool)
+        left, _ = run_searches({"a": search}, model, samples, correct, slots=7, say=said.append)
         broken[device] = {i for i in range(24) if not left[i]}
     assert said == []  # it reports a capture that fails
     assert len(broken["cpu"] ^ broken["cuda"]) <= 1

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pixelpart.attacks.autoattack import VERSIONS, autoattack, run_searches
+from pixelpart.attacks.batching import LabelledImages, Samples
 from pixelpart.attacks.search import Search, budget_per_sample, is_correct
 from pixelpart.errors import UserError
 from pixelpart.view.check import agrees, trusted_view
@@ -19,15 +20,12 @@ pytestmark = pytest.mark.usefixtures("short_versions")
 
 def run(searches, model, x, y, budget, *, view=None, slots=5, seed=0, **settings):
     """run_searches on images in memory, with the tries that it settled."""
-    tries, budgets = {}, budget_per_sample(budget, x)
+    tries, samples = {}, Samples(LabelledImages(x, y), budget_per_sample(budget, x), model(x), model, seed)
     left, _ = run_searches(
         searches,
         view or model,
-        model,
-        lambda samples: (x[samples], y[samples], budgets[samples]),
-        model(x),
+        samples,
         is_correct(model(x), y),
-        seed=seed,
         slots=slots,
         on_settled=lambda one, broken: tries.update({one: broken}),
         **settings,
