@@ -1,20 +1,27 @@
 """Auto-PGD (Croce and Hein 2020): gradient steps whose size is adapted for each sample at checkpoints.
 
-How a step is made and when it is shortened depends on the norm: see norms.py.
+How a step is made and when it is shortened depends on the norm: l_inf is here, l2 and l1 are in norms.py.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pixelpart.attacks.norms import GEOMETRIES, Geometry
+from pixelpart.attacks.ball import project
 from pixelpart.attacks.search import Search, State, initial_state, keep_best, per_row, run_search
-from pixelpart.draws import Keys
+from pixelpart.draws import Keys, hashed
 from pixelpart.errors import UserError, choose
 from pixelpart.losses import ce, dlr, targeted_dlr, targeted_margin
-from pixelpart.types import Budget, Flags, Images, Labels, Model
+from pixelpart.types import Budget, Flags, Images, Labels, Model, PerSample
+
+if TYPE_CHECKING:
+    from pixelpart.attacks.norms import L1
+
+MOMENTUM = 0.75  # weight of the new step in a move; the rest is the previous move
+RHO = 0.75  # the step is halved unless more than this fraction of the moves raised the loss
 
 
 def apgd(
@@ -54,7 +61,9 @@ def apgd_search(
     loss = loss or ("dlr" if targets else "ce")
     loss_of = choose(table, loss, "loss with targets" if targets else "loss")
     min_classes = 3 if loss == "dlr" and not targets else 2
-    geometry = choose(GEOMETRIES, norm, "norm")(steps)
+    from pixelpart.attacks.norms import GEOMETRIES  # late, since l2 and l1 build on l_inf
+
+    geometry = choose(GEOMETRIES, norm, "norm").of(steps)
     begin, advance = partial(_begin, geometry), partial(_advance, geometry, loss_of)
     return Search(begin, advance, geometry.steps, targets, restarts, norm, min_classes)
 
@@ -66,19 +75,19 @@ UNTARGETED: dict[str, Callable[..., Tensor]] = {
 TARGETED: dict[str, Callable[..., Tensor]] = {"dlr": targeted_dlr, "margin": targeted_margin}
 
 
-def _begin(geometry: Geometry, x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
+def _begin(geometry: "LInf | L1", x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> State:
     """The state at a random point of the ball."""
-    own = geometry.begin(x, budget, keys)
+    start = geometry.start(x, budget, keys)
     return initial_state(x, y, budget, keys, target) | {
-        "best": own["point"].clone(),  # the point with the largest loss, and the direction of its gradient
+        "best": start["point"].clone(),  # the point with the largest loss, and the direction of its gradient
         "best_direction": torch.zeros_like(x),
         "best_loss": x.new_full((len(x),), -torch.inf),
-        **own,
+        **start,
     }
 
 
 @torch.no_grad()
-def _advance(geometry: Geometry, loss_of: Callable[..., Tensor], net: Model, state: State) -> State:
+def _advance(geometry: "LInf | L1", loss_of: Callable[..., Tensor], net: Model, state: State) -> State:
     """Every row evaluated at its point, its step size adapted where a checkpoint is due, and moved."""
     point = state["point"]
     with torch.enable_grad():
@@ -103,3 +112,89 @@ def _advance(geometry: Geometry, loss_of: Callable[..., Tensor], net: Model, sta
 def _pick(flags: Flags, new: Images, old: Images) -> Images:
     """The flagged rows of `new`, the other rows of `old`."""
     return torch.where(per_row(flags, new), new, old)
+
+
+class LInf(NamedTuple):
+    """Steps along the sign of the gradient, of 2 budgets at first; every point is inside the budget.
+
+    A step may be halved at checkpoints: after `first` moves, then each time after `decrease` fewer, down to `least`.
+    """
+
+    steps: int  # points evaluated: one more than moves
+    first: int
+    decrease: int
+    least: int
+
+    @classmethod
+    def of(cls, moves: int) -> "LInf":
+        """22 %, 3 % and 6 % of all moves: the paper's p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06)."""
+        return cls(moves + 1, *(max(int(share * moves), 1) for share in (0.22, 0.03, 0.06)))
+
+    def start(self, x: Images, budget: Tensor, keys: Keys) -> State:
+        """The norm's own entries of the state: it starts at x + budget * u / max|u|, with u uniform in [-1, 1]."""
+        u = 2 * hashed(keys, x.shape[1:].numel()).to(x.dtype) - 1
+        u = (u / (u.abs().amax(1, keepdim=True) + 1e-12)).view_as(x)
+        return self.state_at(project(x + budget * u, x, budget)) | {
+            "low": project(torch.zeros_like(x), x, budget),  # the bounds of the ball, so that a projection is one clamp
+            "high": project(torch.ones_like(x), x, budget),
+        }
+
+    def state_at(self, start: Images) -> State:
+        """The norm's own entries of the state, with `start` as the first point."""
+        zeros = start.new_zeros(len(start))
+        count = torch.zeros_like(zeros, dtype=torch.long)
+        return {
+            "point": start,  # to be evaluated next
+            "previous": start.clone(),  # where the last move started
+            "loss": zeros,  # the authors' code compares the loss after the first move with 0, not with the start's
+            "rises": count,  # moves since the last checkpoint that raised the loss
+            "checked_loss": zeros - torch.inf,  # best_loss at the last checkpoint; the first checkpoint sees progress
+            "halved": torch.zeros_like(count, dtype=torch.bool),  # whether the last checkpoint halved the step
+            "scale": zeros + 2,  # the step size, in budgets
+            "window": count + self.first,  # moves between the last checkpoint and the next
+            "due": count + self.first,  # the step of the next checkpoint
+        }
+
+    def direction(self, grad: Images) -> Images:
+        """What a step is made of."""
+        return grad.sign()
+
+    def adapt(self, state: State, loss: PerSample) -> tuple[Flags, State]:
+        """Which rows return to their best point, and the changed entries.
+
+        At a checkpoint, the step is halved where too few moves raised the loss; those rows return.
+        """
+        step, best_loss = state["step"], state["best_loss"]
+        rises = state["rises"] + ((loss > state["loss"]) & (step > 0))
+        due = step == state["due"]
+        stalled = ~state["halved"] & (state["checked_loss"] >= best_loss)
+        halve = due & ((rises <= RHO * state["window"]) | stalled)
+        window = torch.where(due, (state["window"] - self.decrease).clamp(min=self.least), state["window"])
+        return halve, {
+            "loss": torch.where(step > 0, loss, state["loss"]),
+            "rises": rises.masked_fill(due, 0),
+            "checked_loss": torch.where(due, best_loss, state["checked_loss"]),
+            "halved": torch.where(due, halve, state["halved"]),
+            "scale": torch.where(halve, state["scale"] / 2, state["scale"]),
+            "window": window,
+            "due": torch.where(due, step + window, state["due"]),
+        }
+
+    def move(self, origin: Images, direction: Images, state: State) -> State:
+        """project(o + share (project(o + scale budget sign) - o) + (1 - MOMENTUM) (o - previous)), with o the origin.
+
+        At the first move the share is 1, and o is `previous`.
+        """
+        low, high = state["low"], state["high"]
+        reach = torch.addcmul(origin, direction, per_row(state["scale"], origin) * state["budget"]).clamp(low, high)
+        moved = torch.lerp(origin, reach, step_share(state))
+        return {"point": moved.add(origin - state["previous"], alpha=1 - MOMENTUM).clamp(low, high), "previous": origin}
+
+    def inside(self, state: State) -> Flags | None:
+        """Which points are in the ball; None if all are."""
+        return None
+
+
+def step_share(state: State) -> Tensor:
+    """The weight of the new step in a move; the first move has no previous one."""
+    return per_row(torch.ones_like(state["scale"]).masked_fill(state["step"] > 0, MOMENTUM), state["x"])

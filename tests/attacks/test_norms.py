@@ -10,7 +10,7 @@ from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.autoattack import run_searches
 from pixelpart.attacks.ball import length, project_l1
 from pixelpart.attacks.batching import LabelledImages, Samples
-from pixelpart.attacks.norms import Balls
+from pixelpart.attacks.norms import L1
 from pixelpart.attacks.search import Search, initial_state, keep_best
 from pixelpart.draws import hashed_normal
 from pixelpart.errors import UserError
@@ -26,12 +26,12 @@ def test_the_l1_start_is_normal_noise_projected_onto_the_largest_ball(make_net, 
 
 
 def test_the_balls_of_l1_by_hand():
-    assert Balls.of(100) == Balls(103, (0, 31, 62), (3.0, 2.0, 1.0), (1, 1, 1))
-    assert Balls.of(1000) == Balls(1003, (0, 301, 602), (3.0, 2.0, 1.0), (12, 12, 16))
-    assert Balls.of(3) == Balls(6, (0, 2, 4), (3.0, 2.0, 1.0), (1, 1, 1))
-    assert Balls.of(2) == Balls(3, (0,), (1.0,), (1,))
-    assert Balls.of(0) == Balls(1, (0,), (1.0,), (1,))
-    balls, steps = Balls.of(3), torch.arange(8)
+    assert L1.of(100) == L1(103, (0, 31, 62), (3.0, 2.0, 1.0), (1, 1, 1))
+    assert L1.of(1000) == L1(1003, (0, 301, 602), (3.0, 2.0, 1.0), (12, 12, 16))
+    assert L1.of(3) == L1(6, (0, 2, 4), (3.0, 2.0, 1.0), (1, 1, 1))
+    assert L1.of(2) == L1(3, (0,), (1.0,), (1,))
+    assert L1.of(0) == L1(1, (0,), (1.0,), (1,))
+    balls, steps = L1.of(3), torch.arange(8)
     assert balls.of_step(steps, balls.first_steps).tolist() == [0, 0, 2, 2, 4, 4, 4, 4]
     assert balls.is_first(steps).tolist() == [True, False, True, False, True, False, False, False]
 
