@@ -75,8 +75,8 @@ def measure(
     if spec.kind == "natural":
         progress(spec.name, len(correct), len(correct), f"{float(correct.double().mean()):.2%} correct")
         return Measured(correct, spec, {})
-    own, n = correct & (torch.arange(len(correct)) % world.size == world.rank), len(correct)
-    scale = int(correct.sum()) / max(1, int(own.sum()))  # from this process's samples to all
+    attacked, n = correct & (torch.arange(len(correct)) % world.size == world.rank), len(correct)
+    scale = int(correct.sum()) / max(1, int(attacked.sum()))  # from this process's samples to all
 
     def report(done: int, left: int) -> None:
         progress(spec.name, done, n, f"{min(1.0, left * scale / max(1, done)):.2%} correct")
@@ -87,7 +87,7 @@ def measure(
 
     if spec.engine == "reference":
         version = AUTOATTACKS[spec.kind]
-        left = under_reference(model, pictures, correct=own, eps=spec.eps, version=version, seed=spec.seed)
+        left = under_reference(model, pictures, correct=attacked, eps=spec.eps, version=version, seed=spec.seed)
         report(n, int(left.sum()))
         return Measured(world.any_of(left), spec, {})
     view: Model = model
@@ -98,21 +98,16 @@ def measure(
             spec = dataclasses.replace(spec, search="fp32")  # for the stored settings; the key keeps the requested one
     if not spec.searches:
         try_once: Callable[..., Flags] = try_inside if spec.kind == ADAPTIVE_IN else try_steps
+        attempt = functools.partial(try_once, spec, model, view)
         left = after_tries(
-            functools.partial(try_once, spec, model, view),
-            pictures,
-            correct=own,
-            tries=spec.tries,
-            report=report,
-            name=spec.kind,
-            partial=partial,
+            attempt, pictures, correct=attacked, tries=spec.tries, report=report, name=spec.kind, partial=partial
         )
         return Measured(world.any_of(left), spec, {})
     left, left_after = run_searches(
         spec.searches,
         view,
         Samples(pictures, spec.eps, clean, functools.partial(logits_of, model, kind="adversarial images"), spec.seed),
-        own,
+        attacked,
         slots=pictures.batch_size,
         settled=partial.settled,
         on_settled=partial.add,

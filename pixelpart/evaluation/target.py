@@ -92,7 +92,7 @@ def load_target(
         data, options, split=split, config=config, classes=trained.classes, images=images, root=root, say=say
     )
 
-    place = _place(subject, device)
+    device = _device_of(subject, device)
     model: nn.Module
     facts: Facts = {}
     if run is not None:
@@ -100,10 +100,10 @@ def load_target(
     elif config is not None:
         model, facts = load_model(Path(subject), config)
     elif kind == "archive":
-        model = load_archive(Path(subject), device=place)
+        model = load_archive(Path(subject), device=device)
     else:
         classes = dataset.num_classes if dataset else num_classes
-        model = subject if kind == "module" else make_model(subject, device=place, num_classes=classes)
+        model = subject if kind == "module" else make_model(subject, device=device, num_classes=classes)
     if config is not None and dataset is not None:
         _check_class_count(str(data), dataset, config)
 
@@ -114,10 +114,10 @@ def load_target(
         "weights": facts.get("weights", "raw"),
     }
     warnings = tuple(sanity.mode_warnings(model)) if kind == "module" else ()
-    if any(tensor.device != place for tensor in chain(model.parameters(), model.buffers())):
-        model = copy.deepcopy(model).to(place)
+    if any(tensor.device != device for tensor in chain(model.parameters(), model.buffers())):
+        model = copy.deepcopy(model).to(device)
     identity = f"config {config.hash()}" if config else name and f"name {name}"
-    pictures = ImageSet(x, y, place, batch_size or default_slots(place))
+    pictures = ImageSet(x, y, device, batch_size or default_slots(device))
     return Target(model, pictures, tags | dataset_tags, folder, identity, warnings, config, dataset)
 
 
@@ -243,7 +243,7 @@ def _folder(out: str | Path | None, run: Run | None) -> Path | None:
     return folder
 
 
-def _place(subject: Any, device: torch.device | str | None) -> torch.device:
+def _device_of(subject: Any, device: torch.device | str | None) -> torch.device:
     """The requested device; else that of the caller's module; else the best available."""
     if device is None and isinstance(subject, nn.Module):
         for tensor in chain(subject.parameters(), subject.buffers()):

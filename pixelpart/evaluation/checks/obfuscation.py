@@ -175,10 +175,10 @@ def load_surrogate(
         if name == GIVEN:
             return None, f"the images have no training set to train a surrogate on; {hint}"
         plain, options = split_data_label(name)
-        found = sets.find(plain, **options)
-        if "train" not in found.counts or (target.dataset and target.dataset.classes != found.classes):
+        dataset = sets.find(plain, **options)
+        if "train" not in dataset.counts or (target.dataset and target.dataset.classes != dataset.classes):
             return None, f"{name} has no training images of all classes to train a surrogate on; {hint}"
-        if (n := found.counts["train"]) > MAX_TRAINING_IMAGES:
+        if (n := dataset.counts["train"]) > MAX_TRAINING_IMAGES:
             return None, f"{name} has {n} training images, too many to train a surrogate during a check; {hint}"
         trained = train_surrogate(
             name, eps=checked.eps, seed=checked.seed, device=pictures.device, root=root, progress=checked.progress

@@ -69,15 +69,15 @@ def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"
     if not specs:
         return {}
     for_all = [*target.warnings, *model_warnings(model, target.pictures)]
-    found: dict[str, list[str]] = {}
+    by_loss: dict[str, list[str]] = {}
     if any(spec.needs_gradient for spec in specs):
-        found = gradient_warnings(model, target.pictures)
+        by_loss = gradient_warnings(model, target.pictures)
 
     def of_attack(spec: "AttackSpec") -> list[str]:
         if not spec.needs_gradient:
             return []
         followed = ("cross-entropy", "margin") if spec.follows_cross_entropy_only else ("margin",)
-        of_losses = [warning for loss in followed for warning in found[loss]]
+        of_losses = [warning for loss in followed for warning in by_loss[loss]]
         return [*of_losses, *settings_warnings(spec.eps, spec.settings)]
 
     return {spec.name: [*for_all, *of_attack(spec)] for spec in specs}
@@ -120,7 +120,7 @@ def square_warnings(left: Mapping[str, int], n: int) -> list[str]:
 
 def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
     """Warns if the model is random, depends on the batch, returns probabilities, needs another scale or is constant."""
-    x, _ = probe_images(pictures)
+    x, _ = checked_images(pictures)
     logits, half, warnings = logits_of(model, x), len(x) // 2, []
     if _differ(logits, logits_of(model, x), tolerance=REPEAT_TOLERANCE):
         warnings.append(RANDOM)
@@ -128,7 +128,7 @@ def model_warnings(model: Model, pictures: ImageSet) -> list[str]:
         warnings.append(BATCH)
     if 0 <= logits.min() < logits.max() <= 1:
         warnings.append(PROBABILITIES)
-    x, y = probe_images(pictures, SCALE_IMAGES)
+    x, y = checked_images(pictures, SCALE_IMAGES)
     return warnings + (scale_warnings(model, x, y) or constant_warnings(model, x, y) or chance_warnings(model, x, y))
 
 
@@ -187,7 +187,7 @@ def other_scales(x: Images) -> dict[str, Images]:
 
 def gradient_warnings(model: Model, pictures: ImageSet) -> dict[str, list[str]]:
     """Warns, by loss, if its gradient is zero, NaN or misleading at images that the model classifies correctly."""
-    x, y = probe_images(pictures)
+    x, y = checked_images(pictures)
     with torch.enable_grad():
         logits = model(x.requires_grad_())
         sums = {"cross-entropy": losses.ce(logits, y).sum(), "margin": losses.margin(logits, y).sum()}
@@ -253,7 +253,7 @@ def _log_odds_against(logits: Logits, y: Labels) -> PerSample:
     return losses.without(logits, y).logsumexp(1) - losses.at_class(logits, y)
 
 
-def probe_images(pictures: ImageSet, most: int = CHECKED_IMAGES) -> tuple[Images, Labels]:
+def checked_images(pictures: ImageSet, most: int = CHECKED_IMAGES) -> tuple[Images, Labels]:
     """A few images, evenly spread, since a set may be sorted by class."""
     n = min(most, len(pictures))
     return pictures.take(torch.arange(n) * len(pictures) // n)
