@@ -136,13 +136,13 @@ def to_hyperplane(t: Rows, w: Rows, height: PerSample, share: Rows) -> tuple[Row
     room = torch.where(towards > 0, 1 - t, t)
     speed = w.abs() * share
     edge = torch.where(speed > 0, room / share, 0)  # the norm at which a pixel reaches 0 or 1
-    end, there = edge.amax(1, keepdim=True), speed * edge
+    end, at_edge = edge.amax(1, keepdim=True), speed * edge
     height = height.abs()[:, None]
     norm = torch.zeros_like(height)
     for _ in range(ROUNDS):
         free = edge > norm
         rate = torch.where(free, speed, 0).sum(1, keepdim=True)
-        left = height - torch.where(free, 0, there).sum(1, keepdim=True)
+        left = height - torch.where(free, 0, at_edge).sum(1, keepdim=True)
         # if the plane is out of reach, all pixels end at their edge
         before, norm = norm, torch.where(rate > 0, left / rate, end).maximum(norm).minimum(end)
         # a norm that did not change is final; on a GPU this check would cost more than the rounds

@@ -137,7 +137,10 @@ def corruptions(
     )
     if target.folder is None:
         say(NOT_STORED)
-    source = _open_source(target, chosen, root=root, folder=folder, frost=frost, say=say)
+    x, y, dataset = target.pictures.images, target.pictures.labels, target.tags["dataset"]
+    whole = dataset in SETS and len(x) == SETS[dataset].counts["test"]
+    source = open_source(x, y, whole=whole, dataset=dataset, root=root, folder=folder, frost=frost, say=say)
+    check_names(source, chosen)
     with ieee_fp32(target.pictures.device), borrowed(target.model) as net:
         run = CorruptionRun(net, target, source, progress, total=1 + len(chosen) * len(wanted))
         clean = run.outcome("clean", 0)
@@ -168,15 +171,6 @@ def parse_names(names: str | Iterable[str] | None) -> list[str]:
     if not wanted:
         raise UserError(f"no corruptions given; choose from {', '.join(CORRUPTIONS)}")
     return [name for name in CORRUPTIONS if name in wanted]
-
-
-def _open_source(target: Target, names: list[str], **settings: Any) -> CorruptionSource:
-    dataset = target.tags["dataset"]
-    x, y = target.pictures.images, target.pictures.labels
-    whole = dataset in SETS and len(x) == SETS[dataset].counts["test"]
-    source = open_source(x, y, whole=whole, dataset=dataset, **settings)
-    check_names(source, names)
-    return source
 
 
 class CorruptionRun:
