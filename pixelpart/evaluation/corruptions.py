@@ -122,19 +122,9 @@ def corruptions(
     if not wanted:
         raise UserError(f"no severities given; choose from {', '.join(map(str, SEVERITIES))}")
     target = load_target(
-        model,
-        checkpoint=checkpoint,
-        data=data,
-        size=size,
-        skip_bad=skip_bad,
-        images=images,
-        batch_size=batch_size,
-        device=device,
-        root=root,
-        out=out,
-        name=name,
-        say=say,
-    )
+        model, checkpoint=checkpoint, data=data, size=size, skip_bad=skip_bad, images=images, batch_size=batch_size,
+        device=device, root=root, out=out, name=name, say=say,
+    )  # fmt: skip
     if target.folder is None:
         say(NOT_STORED)
     x, y, dataset = target.pictures.images, target.pictures.labels, target.tags["dataset"]

@@ -77,20 +77,9 @@ def evaluate(
     if not specs:
         raise UserError(f"no attacks requested; choose from {choices()}")
     target = load_target(
-        model,
-        checkpoint=checkpoint,
-        split=split,
-        data=data,
-        size=size,
-        skip_bad=skip_bad,
-        images=images,
-        batch_size=batch_size,
-        device=device,
-        root=root,
-        out=out,
-        name=name,
-        say=say,
-    )
+        model, checkpoint=checkpoint, split=split, data=data, size=size, skip_bad=skip_bad, images=images,
+        batch_size=batch_size, device=device, root=root, out=out, name=name, say=say,
+    )  # fmt: skip
     store, pictures = ResultStore(target, writes=world.leads), target.pictures
     if store.folder is None:
         say(NOT_STORED)

@@ -102,17 +102,9 @@ def check(
     eps = in_range("eps", eps)
     step_size = default_step_size(eps) if step_size is None else in_range("step_size", step_size)
     target = load_target(
-        model,
-        checkpoint=checkpoint,
-        data=data,
-        size=size,
-        skip_bad=skip_bad,
-        images=images,
-        batch_size=batch_size,
-        device=device,
-        root=root,
-        out=out,
-    )
+        model, checkpoint=checkpoint, data=data, size=size, skip_bad=skip_bad, images=images, batch_size=batch_size,
+        device=device, root=root, out=out,
+    )  # fmt: skip
     if target.folder and target.folder.exists() and not os.access(target.folder, os.W_OK):
         raise UserError(f"cannot write the report to {target.folder}; choose another out")
     pictures = target.pictures
