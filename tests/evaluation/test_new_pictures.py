@@ -126,7 +126,7 @@ def test_results_of_other_labels_are_not_reused(here):
     assert {image.numpy().tobytes() for image in first.images} == {image.numpy().tobytes() for image in second.images}
     assert main([*EVALUATE, "--data", "folder:new"]) == 0
     (entry,) = json.loads((here / "run" / "eval.json").read_text())["entries"]  # the older answer is replaced
-    with_model = Run("run").model(second.take(np.arange(8))[0]).argmax(1)
+    with_model = Run("run").model(second.first(8)[0]).argmax(1)
     assert entry["correct"] == int((with_model == second.labels).sum())
 
 
