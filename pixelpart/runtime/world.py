@@ -29,8 +29,12 @@ class World:
         return self.rank == 0
 
     def share(self, n: int) -> slice:
-        """This process's slice of a batch of n images; the whole batch if there are fewer images than processes."""
-        return self.slice(n) if n >= self.size else slice(0, n)
+        """This process's slice of a batch of n images; the whole batch if some process would have none.
+
+        Every slice starts at an even row: CutMix mixes rows 0 and 1, 2 and 3, ..., as it does in a single process.
+        """
+        pairs = self.slice((n + 1) // 2)
+        return slice(2 * pairs.start, min(2 * pairs.stop, n)) if n >= 2 * self.size - 1 else slice(0, n)
 
     def slice(self, n: int) -> slice:
         """This process's rows of n: contiguous; the sizes of all slices differ by at most one."""
