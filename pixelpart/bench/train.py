@@ -95,7 +95,7 @@ def bench_stream(bench: Bench, *, model: str = "resnet18", batch_size: int = 128
                 images, labels, batch_size=batch_size, seed=config.seed, device=bench.device, resident=resident
             )
             numbers = itertools.cycle(range(loader.steps))
-            return lambda: step(step_batch(config, phase, loader, None, epoch=0, step=next(numbers)))
+            return lambda: step(step_batch(config, phase, loader, epoch=0, step=next(numbers)))
 
         makers = {
             "images on the device": functools.partial(make, resident=True),
@@ -122,7 +122,7 @@ def random_step_batch(
     x, y = random_batch(config.batch_size, device, size=size, classes=classes)
     generators = (draws.generator(0, stream, device=device) for stream in ("bench augment", "bench start"))
     augmentation = augment.draw(config.augment, config.batch_size, generator=next(generators))
-    return StepBatch(x, y, augmentation, attacks.draw_noise(x, kind=phase.attack.start, generator=next(generators)))
+    return StepBatch(x, y, augmentation, attacks.draw_noise(x, kind=phase.start, generator=next(generators)))
 
 
 def our_maker(

@@ -45,7 +45,7 @@ class CapturedStep:
 
     def __call__(self, state: TrainingState, phase: Phase, batch: StepBatch) -> None:
         assert state is self.state
-        key = (phase.name, phase.objective.awp, batch.budget_scale is None, len(batch.labels))
+        key = (phase.name, phase.awp, batch.budget_scale is None, len(batch.labels))
         if key not in self._graphs and not self.plain:
             self._try_capture(key, phase, batch)
         if self.plain:
@@ -71,8 +71,7 @@ class CapturedStep:
     def _compiled(self, phase: Phase) -> Phase:
         """The phase with compiled functions; phases with equal losses share the compiled loss."""
         made = compile_phase(phase, self.ascend)
-        loss = self._losses.setdefault(phase.objective.loss, made.objective.loss)
-        return dataclasses.replace(made, objective=dataclasses.replace(made.objective, loss=loss))
+        return dataclasses.replace(made, loss=self._losses.setdefault(phase.loss, made.loss))
 
     def _capture(self, phase: Phase, batch: StepBatch) -> tuple[torch.cuda.CUDAGraph, StepBatch]:
         """The graph of one step and the buffers it reads; the warm-up steps change the training state."""
@@ -121,18 +120,17 @@ def reason(error: Exception) -> str:
 
 def compile_phase(phase: Phase, ascend: Callable[..., Tensor]) -> Phase:
     """The phase with its expensive functions compiled: the attack's step, the loss with the network, the budget."""
-    loss_function = phase.objective.loss
+    loss_function = phase.loss
 
     def loss(*args: Any) -> Tensor:
         return loss_function(*args)
 
     attack = phase.attack
-    parameters = inspect.signature(attack.run).parameters.values()
+    parameters = inspect.signature(attack).parameters.values()
     if any(parameter.name == "ascend" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        attack = dataclasses.replace(attack, run=functools.partial(attack.run, ascend=ascend))
-    objective = dataclasses.replace(phase.objective, loss=compiled(loss))
+        attack = functools.partial(attack, ascend=ascend)
     mask = None if phase.mask is None else compile_policy(phase.mask)
-    return dataclasses.replace(phase, attack=attack, objective=objective, mask=mask)
+    return dataclasses.replace(phase, attack=attack, loss=compiled(loss), mask=mask)
 
 
 def compile_policy(policy: BudgetPolicy) -> BudgetPolicy:

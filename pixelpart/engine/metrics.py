@@ -77,18 +77,26 @@ def first_order_damage(model: FrozenView, x: Images, y: Labels, budget: Budget) 
     return (grad.abs() * budget).sum((1, 2, 3)).mean().item()
 
 
-def phase_damage(state: TrainingState, phase: Phase, x: Images, y: Labels, *, objects: Tensor | None = None) -> float:
+def phase_damage(
+    state: TrainingState,
+    phase: Phase,
+    x: Images,
+    y: Labels,
+    *,
+    objects: Tensor | None = None,
+    budget_scale: float | None = None,
+) -> float:
     """The first-order damage of the phase's budgets, from fresh maps and the unaveraged weights, on a few images.
 
-    `objects`: the object masks of the images, which the source `object` needs.
+    `objects`: the object masks of the images, which the source `object` needs; `budget_scale`: factor on the budgets.
     """
     x, y = x[:DAMAGE_IMAGES], y[:DAMAGE_IMAGES]
     budget: Budget = phase.eps
-    if (mask := phase.mask) is not None:
-        maps, blobs = sample_maps(state, mask, x, y, objects=objects)
-        budget, _ = mask.budget(*mask.share(maps, (x.shape[-2], x.shape[-1])), blobs[:, 1])
-    if phase.budget_scale is not None:
-        budget = phase.budget_scale * budget
+    if phase.mask is not None:
+        maps, noise = sample_maps(state, phase.mask, x, y, objects=objects)
+        budget = phase.mask.pixel_budget(maps, (x.shape[-2], x.shape[-1]), noise=noise).budget
+    if budget_scale is not None:
+        budget = budget_scale * budget
     return first_order_damage(state.attack_view(), x, y, budget)
 
 
@@ -106,11 +114,9 @@ def epoch_row(
     sums: dict[str, float],
     probes: dict[str, ProbeResult],
     measured_on: str,
-    images: tuple[Images, Labels],
-    *,
-    objects: Tensor | None = None,
+    damage: float,
 ) -> MetricsRow:
-    """The epoch's row of metrics, except its times; damage is computed on the first of `images`."""
+    """The epoch's row of metrics, except its times."""
     measured = probes[measured_on]
     return {
         "epoch": epoch + 1,
@@ -126,5 +132,5 @@ def epoch_row(
         "budget_mean": sums["budget"] / sums["images"],
         "high_fraction": sums["high"] / sums["images"],
         "dead_cams": round(sums["dead"]),
-        "damage": phase_damage(state, phase, *images, objects=objects),
+        "damage": damage,
     }

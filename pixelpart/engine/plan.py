@@ -18,7 +18,7 @@ from pixelpart.data.augment import AUGMENTS
 from pixelpart.data.loader import check_holdout
 from pixelpart.engine.optimizers import OPTIMIZERS
 from pixelpart.engine.schedule import SCHEDULES
-from pixelpart.engine.step import Phase, TrainingAttack, TrainingObjective
+from pixelpart.engine.step import Phase
 from pixelpart.errors import choose
 from pixelpart.losses import smoothed
 from pixelpart.models import Classifier
@@ -38,12 +38,9 @@ class Plan:
     main: Phase
 
     def phase(self, epoch: int) -> Phase:
-        """How this epoch trains, with its weight perturbation and its scale of the budgets."""
+        """How this epoch trains, with its weight perturbation."""
         phase = self.burn_in if epoch < self.config.burn_in.epochs else self.main
-        if self.config.awp.gamma and epoch >= self.config.awp.after:
-            objective = dataclasses.replace(phase.objective, awp=self.config.awp.gamma)
-            phase = dataclasses.replace(phase, objective=objective)
-        return dataclasses.replace(phase, budget_scale=self.budget_scale(epoch))
+        return dataclasses.replace(phase, awp=self.config.awp.gamma) if epoch >= self.config.awp.after else phase
 
     def budget_scale(self, epoch: int) -> float | None:
         """The factor on all budgets of an epoch while eps ramps up from 0, or goes from eps_from to eps; else None."""
@@ -102,11 +99,9 @@ def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
     first, method = config.burn_in, config.objective.name
     eps = config.eps if first.eps == "same" else first.eps
     objective = method if first.objective == "same" else first.objective
-    burn_in = _method(config, objective, dataset.num_classes, attacked=eps > 0)
-    then = _method(config, method, dataset.num_classes, attacked=config.eps > 0)
     return (
-        Phase("burn-in", eps=eps, mask=None, **burn_in),
-        Phase("mask" if mask else "plain", eps=config.eps, mask=mask, **then),
+        _phase(config, "burn-in", objective, dataset.num_classes, eps=eps, mask=None),
+        _phase(config, "mask" if mask else "plain", method, dataset.num_classes, eps=config.eps, mask=mask),
     )
 
 
@@ -118,26 +113,24 @@ def _check_maps(model: Classifier, config: Config, dataset: DataSet, *, device: 
         masks.cam(model, some, method=names.source, layer=names.layer)
 
 
-def _method(config: Config, name: str, classes: int, *, attacked: bool) -> dict[str, Any]:
-    """The attack and the objective of a method; the objective chooses what the attack maximises.
+def _phase(
+    config: Config, name: str, method: str, classes: int, *, eps: float, mask: masks.BudgetPolicy | None
+) -> Phase:
+    """The phase of this name, which trains with an objective; the objective chooses what the attack maximises.
 
     If no pixel has a budget, the attack takes no step: all would end at x.
     """
-    method = choose(OBJECTIVES, name, "objective")
+    objective = choose(OBJECTIVES, method, "objective")
     attack = choose(ATTACKS, config.attack.name, "attack")
-    steps = config.attack.steps if attacked else 0
-    settings: dict[str, Any] = {"step_size": config.attack.step_size, "steps": steps}
-    away_from = "labels"
+    steps = config.attack.steps if eps > 0 else 0
+    run, away_from = functools.partial(attack.run, step_size=config.attack.step_size, steps=steps), "labels"
     if attack.takes_loss:
-        settings["loss"] = method.inner
-        away_from = {"kl": "clean logits", "ce": "targets"}.get(method.inner, "labels")
-    loss = functools.partial(method.loss, beta=config.objective.beta) if method.weighted else method.loss
+        run = functools.partial(run, loss=objective.inner)
+        away_from = {"kl": "clean logits", "ce": "targets"}.get(objective.inner, "labels")
+    loss = functools.partial(objective.loss, beta=config.objective.beta) if objective.weighted else objective.loss
     if smoothing := config.objective.smoothing:
         loss = functools.partial(_smoothed_loss, loss, smoothing, classes)
-    return {
-        "attack": TrainingAttack(functools.partial(attack.run, **settings), method.start, attack.starts, away_from),
-        "objective": TrainingObjective(loss, classes),
-    }
+    return Phase(name, classes, eps, mask, run, objective.start, attack.starts, away_from, loss)
 
 
 def _smoothed_loss(

@@ -4,6 +4,7 @@
 before it, by `step_batch`. The whole iteration can therefore be compiled and captured as it is.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,27 +20,9 @@ from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
 from pixelpart.masks import BudgetPolicy, draw_blobs
-from pixelpart.types import Activations, Budget, BudgetMap, Images, Labels, Logits, Map, Share, Targets
+from pixelpart.masks.controls import Noise
+from pixelpart.types import Activations, Budget, BudgetMap, Heatmap, Images, Labels, Logits, Map, Share, Targets
 from pixelpart.view.borrow import FrozenView
-
-
-@dataclass(frozen=True)
-class TrainingAttack:
-    """The inner maximisation: which attack, where it starts, and what it moves the prediction away from."""
-
-    run: Callable[..., Tensor]  # run(model, x, away_from, budget, start=...) -> x_adv
-    start: str  # kind of start: uniform, normal or none
-    starts: int  # start images for each image
-    away_from: str  # "labels", "targets" (of a mixed image, the share of each class) or "clean logits" (KL)
-
-
-@dataclass(frozen=True)
-class TrainingObjective:
-    """The outer minimisation."""
-
-    loss: Callable[..., Tensor]  # loss(model, x, x_adv, targets), label smoothing included
-    classes: int
-    awp: float = 0.0  # how far the weights are perturbed, relative to their norms
 
 
 @dataclass(frozen=True)
@@ -47,16 +30,20 @@ class Phase:
     """The epochs that train in one way: burn-in, or the epochs after it."""
 
     name: str  # burn-in, mask or plain
+    classes: int
     eps: float  # the budget where there is no mask
-    attack: TrainingAttack
     mask: BudgetPolicy | None
-    objective: TrainingObjective
-    budget_scale: float | None = None  # factor on all budgets; it varies by epoch and reaches the step as a tensor
+    attack: Callable[..., Tensor]  # attack(model, x, away_from, budget, start=...) -> x_adv
+    start: str  # kind of the attack's start: uniform, normal or none
+    starts: int  # start images for each image
+    away_from: str  # "labels", "targets" (of a mixed image, the share of each class) or "clean logits" (KL)
+    loss: Callable[..., Tensor]  # loss(model, x, x_adv, targets), label smoothing included
+    awp: float = 0.0  # how far the weights are perturbed, relative to their norms
 
     @property
     def needs_clean_pass(self) -> bool:
         """Whether a step begins with a forward pass on the clean images."""
-        return self.attack.away_from == "clean logits" or (self.mask is not None and self.mask.needs_clean_pass)
+        return self.away_from == "clean logits" or (self.mask is not None and self.mask.needs_clean_pass)
 
 
 @dataclass(frozen=True)
@@ -70,17 +57,27 @@ class StepBatch:
     labels: Labels
     augmentation: augment.Params
     noise: Tensor  # start noise, with a leading dimension where an attack has several starts
-    maps: Map | None = None  # of the images before augmentation: stored maps, or object masks
-    blobs: Tensor | None = None  # coarse noise of the source and of the control, if either is blobs
+    stored_maps: Map | None = None  # of the images before augmentation, as are the objects
+    objects: Heatmap | None = None  # object masks: 1 on the object, else 0
+    source_noise: Noise | None = None  # coarse noise, if the source or the control is blobs
+    control_noise: Noise | None = None
     budget_scale: BudgetMap | None = None  # factor on the budgets, while eps changes by epoch
 
 
 def step_batch(
-    config: Config, phase: Phase, loader: Loader, maps: Tensor | None, *, epoch: int, step: int
+    config: Config,
+    phase: Phase,
+    loader: Loader,
+    *,
+    epoch: int,
+    step: int,
+    stored_maps: Tensor | None = None,
+    objects: Tensor | None = None,
+    budget_scale: float | None = None,
 ) -> StepBatch:
     """The step's images with their draws, which are made for the global batch; each process takes its slice.
 
-    `maps` are the stored maps or the object masks of all training images, if the policy reads them.
+    `stored_maps` and `objects` are those of all training images, if the policy reads them.
     """
     batch = loader.batch(epoch, step)
     n = loader.global_size(step)
@@ -90,20 +87,29 @@ def step_batch(
         return draws.generator(config.seed, stream, epoch, step, device=loader.device)
 
     augmentation = augment.draw(config.augment, n, generator=generator("augment"))
-    starts = () if phase.attack.starts == 1 else (phase.attack.starts,)
+    starts = () if phase.starts == 1 else (phase.starts,)
     like = batch.images.new_empty((*starts, n, *batch.images.shape[1:]))
-    noise = draw_noise(like, kind=phase.attack.start, generator=generator("start"))
-    mask, scale = phase.mask, phase.budget_scale
-    maps = maps[batch.index].to(batch.images.dtype) if maps is not None and mask is not None else None
-    blobs = draw_blobs(n, generator=generator("blobs"))[mine] if mask is not None and mask.needs_blobs else None
+    noise = draw_noise(like, kind=phase.start, generator=generator("start"))
+    source_noise = control_noise = scale = None
+    if phase.mask is not None and phase.mask.needs_blobs:
+        source_noise, control_noise = draw_blobs(n, generator=generator("blobs"))[mine].unbind(1)
+    if budget_scale is not None:
+        scale = batch.images.new_full((len(batch.labels), 1, 1, 1), budget_scale)
+
+    def maps_of_batch(maps: Tensor | None) -> Tensor | None:
+        """None in a phase without a mask."""
+        return None if maps is None or phase.mask is None else maps[batch.index].to(batch.images.dtype)
+
     return StepBatch(
         batch.images,
         batch.labels,
         augmentation[mine],
         noise[..., mine, :, :, :],
-        maps=maps,
-        blobs=blobs,
-        budget_scale=None if scale is None else batch.images.new_full((len(batch.labels), 1, 1, 1), scale),
+        stored_maps=maps_of_batch(stored_maps),
+        objects=maps_of_batch(objects),
+        source_noise=source_noise,
+        control_noise=control_noise,
+        budget_scale=scale,
     )
 
 
@@ -117,20 +123,18 @@ class CleanPass(NamedTuple):
 def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     """Crafts adversarial examples inside the budget, descends on them once, and adds to the epoch's sums."""
     x = augment.apply_to_images(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
-    targets = training_targets(batch, x, classes=phase.objective.classes)
+    targets = training_targets(batch, x, classes=phase.classes)
     y = likeliest(targets)
     view = state.attack_view()  # eval mode, the weights as they are now
     clean = clean_pass(view, x) if phase.needs_clean_pass else None
 
     budget, share, dead_count = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
-    start = start_points(x, budget, batch.noise, kind=phase.attack.start)
-    away_from = attack_reference(phase.attack, targets, y, clean)
-    x_adv = phase.attack.run(view, x, away_from, budget, start=start)  # Algorithm 2
+    start = start_points(x, budget, batch.noise, kind=phase.start)
+    away_from = attack_reference(phase, targets, y, clean)
+    x_adv = phase.attack(view, x, away_from, budget, start=start)  # Algorithm 2
 
     # Algorithm 3, line 8
-    loss = state.descend(
-        lambda: phase.objective.loss(state.network, x, x_adv, targets), n=len(y), awp=phase.objective.awp
-    )
+    loss = state.descend(lambda: phase.loss(state.network, x, x_adv, targets), n=len(y), awp=phase.awp)
     state.tally.add(loss, budget, share, dead_count, n=len(y))
 
 
@@ -163,19 +167,17 @@ def pixel_budget(
     A fresh map is read from the very images that are attacked. Stored maps and object masks belong to the image before
     augmentation and their shares move with it; padding and erased pixels, which they do not cover, get share 1.
     """
-    mask, size = phase.mask, (x.shape[-2], x.shape[-1])
     budget: Budget = phase.eps
     share, dead_count = x.new_ones(1, 1, 1, 1), x.new_zeros(())
-    if mask is not None:
-        maps = batch.maps
-        source_noise, control_noise = (None, None) if batch.blobs is None else batch.blobs.unbind(1)
-        if not mask.stored:
-            maps = mask.maps(x, y, model=state.model, view=view, clean=clean, noise=source_noise, objects=maps)
-        assert maps is not None
-        share, dead = mask.share(maps, size)
-        if mask.moves:
-            share = augment.apply(batch.augmentation, share, fill=1.0)
-        budget, share = mask.budget(share, dead, control_noise)
+    if (mask := phase.mask) is not None:
+        maps = batch.stored_maps
+        if maps is None:
+            maps = mask.maps(
+                x, y, model=state.model, view=view, clean=clean, noise=batch.source_noise, objects=batch.objects
+            )
+        move = functools.partial(augment.apply, batch.augmentation, fill=1.0)
+        size = (x.shape[-2], x.shape[-1])
+        budget, share, dead = mask.pixel_budget(maps, size, noise=batch.control_noise, move=move)
         dead_count = dead.sum()
     if batch.budget_scale is not None:
         budget = batch.budget_scale * budget
@@ -189,9 +191,9 @@ def start_points(x: Images, budget: Budget, noise: Tensor, *, kind: str) -> Tens
     return torch.stack([start_point(x, budget, part, kind=kind) for part in noise])
 
 
-def attack_reference(attack: TrainingAttack, targets: Targets, y: Labels, clean: CleanPass | None) -> Tensor:
+def attack_reference(phase: Phase, targets: Targets, y: Labels, clean: CleanPass | None) -> Tensor:
     """What the attack moves the prediction away from."""
-    if attack.away_from == "clean logits":
+    if phase.away_from == "clean logits":
         assert clean is not None
         return clean.logits
-    return targets if attack.away_from == "targets" else y
+    return targets if phase.away_from == "targets" else y

@@ -9,7 +9,7 @@ from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy, draw_blobs
-from pixelpart.masks.controls import Blobs
+from pixelpart.masks.controls import Noise
 from pixelpart.types import Images, Labels, Map
 
 
@@ -19,23 +19,23 @@ def current_maps(
     x: Images,
     y: Labels,
     *,
-    blobs: Tensor | None = None,
+    noise: Noise | None = None,
     objects: Tensor | None = None,
 ) -> Map:
     """The source's maps of the images at the present weights."""
     view = state.attack_view()
     clean = clean_pass(view, x) if mask.source.from_model else None
-    noise = None if blobs is None else blobs[:, 0]
     return mask.maps(x, y, model=state.model, view=view, clean=clean, noise=noise, objects=objects)
 
 
 def sample_maps(
     state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels, *, objects: Tensor | None
-) -> tuple[Map, Blobs]:
-    """The maps of a few images outside of training, and their coarse noise; `objects`: the object masks of the set."""
+) -> tuple[Map, Noise]:
+    """The maps of a few images outside of training, and the control's noise; `objects`: the object masks of the set."""
     blobs = draw_blobs(len(x), generator=draws.generator(0, "blobs of damage", device=x.device))
+    source_noise, control_noise = blobs.unbind(1)
     objects = None if objects is None else objects[: len(x)]
-    return current_maps(state, mask, x, y, blobs=blobs, objects=objects), blobs
+    return current_maps(state, mask, x, y, noise=source_noise, objects=objects), control_noise
 
 
 def empty_maps(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> Tensor | None:

@@ -202,8 +202,16 @@ class Trainer:
         self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
         if self.state.average is not None:
             self.state.average.set_step(self.position.step)
-        maps = self.maps if self.objects is None else self.objects.training
-        batch = step_batch(config, phase, self.loader, maps, epoch=epoch, step=step)
+        batch = step_batch(
+            config,
+            phase,
+            self.loader,
+            epoch=epoch,
+            step=step,
+            stored_maps=self.maps,
+            objects=None if self.objects is None else self.objects.training,
+            budget_scale=self.plan.budget_scale(epoch),
+        )
         stream = f"network of process {self.world.rank}" if self.world.rank else "network"
         draws.seed_torch(config.seed, stream, epoch, step)  # for a network's dropout
         self.step(self.state, phase, batch)
@@ -228,9 +236,10 @@ class Trainer:
         self.position.epoch = epoch + 1
         if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in epochs do not count as best
             self.checkpoints.consider(probes[self.measured_on].robust_ce, self.position)
-        images, objects = self.probe_sets["train"], None if self.objects is None else self.objects.probe
-        phase = self.plan.phase(epoch)
-        row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, images, objects=objects)
+        objects, phase = None if self.objects is None else self.objects.probe, self.plan.phase(epoch)
+        scale = self.plan.budget_scale(epoch)
+        damage = metrics.phase_damage(self.state, phase, *self.probe_sets["train"], objects=objects, budget_scale=scale)
+        row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, damage)
         row["seconds"] = self.seconds_before + time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
         if self.world.leads:
@@ -268,9 +277,9 @@ class Trainer:
         x, y = (part[:MASK_IMAGES] for part in self.probe_sets["train"])
         objects = None if self.objects is None else self.objects.probe
         with self.arithmetic():
-            maps, blobs = sample_maps(self.state, mask, x, y, objects=objects)
+            maps, noise = sample_maps(self.state, mask, x, y, objects=objects)
         names = self.config.mask
-        mask.check(maps, x, blobs[:, 1], source=names.source, rule=names.rule, control=names.control)
+        mask.check(maps, x, noise, source=names.source, rule=names.rule, control=names.control)
 
     def check_last_batch(self) -> None:
         """Raises a UserError if the last batch is one image and the model cannot be trained on it."""

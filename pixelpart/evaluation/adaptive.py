@@ -15,8 +15,8 @@ from pixelpart.attacks.ball import project
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import MaskConfig
 from pixelpart.evaluation.attack_spec import ATTACKS_PER_RESTART, EPS_LOW, MASK_BUDGET, AttackSpec
-from pixelpart.evaluation.explain import apply_policy
 from pixelpart.evaluation.images import errs_inside, start_images
+from pixelpart.masks import apply_policy
 from pixelpart.models import Classifier
 from pixelpart.types import Budget, Flags, Images, Labels, Model
 

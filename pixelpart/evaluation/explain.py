@@ -4,7 +4,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -12,16 +12,17 @@ from torch import Tensor
 
 from pixelpart import draws, masks
 from pixelpart.attacks import pgd
-from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, Config, MaskConfig, Size, default_step_size
+from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED, Config, Size, default_step_size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.images import ImageSet, logits_of, start_images
 from pixelpart.evaluation.target import load_target
 from pixelpart.files import atomic_write
+from pixelpart.masks import AppliedPolicy, apply_policy
 from pixelpart.models import Classifier
 from pixelpart.runs import EXPLAIN_SCHEMA, Run
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.progress import Progress, silent
-from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Share
+from pixelpart.types import Images, Labels
 from pixelpart.view.borrow import borrowed
 
 DEFAULT_IMAGES = 12
@@ -126,49 +127,9 @@ def spread_over_classes(labels: Labels, n: int) -> Tensor:
     return order[rank.argsort(stable=True)][:n]
 
 
-class PolicyPictures(NamedTuple):
-    """What a policy makes of some images."""
-
-    heat: Heatmap  # where a map is one number, the share
-    budget: BudgetMap
-    share: Share
-    dead: Flags
-
-
-@torch.no_grad()
-def apply_policy(
-    model: Classifier,
-    x: Images,
-    y: Labels,
-    mask: MaskConfig,
-    *,
-    eps: float,
-    eps_low: float,
-    blobs: Tensor | None = None,
-    objects: Tensor | None = None,
-) -> PolicyPictures:
-    """The budget policy of a run on these images; without a rule eps everywhere, and share 1.
-
-    `blobs` are normal numbers as `masks.draw_blobs` draws them, `objects` the object masks, for policies that use them.
-    """
-    policy, size = masks.budget_policy(**mask.policy, eps=eps, eps_low=eps_low), (x.shape[2], x.shape[3])
-    if policy is None:  # for its heat
-        policy = masks.budget_policy(**mask.policy | {"rule": "mean"}, eps=1.0, eps_low=0.0)
-    assert policy is not None
-    noise, control_noise = (None, None) if blobs is None else blobs.unbind(1)
-    maps = policy.maps(x, y, model=model, view=model, noise=noise, objects=objects)
-    share, dead = policy.share(maps, size)
-    heat = share[:, 0] if policy.source.per_image else policy.heat(maps, size)
-    if mask.rule == "none":
-        return PolicyPictures(heat, torch.full_like(heat, eps)[:, None], torch.ones_like(heat)[:, None], dead)
-    parts = (heat[:, None], *policy.budget(share, dead, control_noise))
-    heat, budget, share = (part.expand(*part.shape[:2], *size) for part in parts)
-    return PolicyPictures(heat[:, 0], budget, share, dead)
-
-
 def apply_run_policy(
     model: Classifier, config: Config, object_masks: Tensor | None, index: Tensor, x: Images, y: Labels, *, seed: int
-) -> PolicyPictures:
+) -> AppliedPolicy:
     """`apply_policy` with the run's settings, for the test images of these numbers; each image has its own noise."""
     if config.mask.source == "object" and object_masks is None:
         raise UserError(f"the run's budgets follow object masks, which {config.dataset} does not have")
@@ -187,7 +148,7 @@ def apply_run_policy(
 
 
 def object_shares(
-    pictures_of: Callable[[Tensor, Images, Labels], PolicyPictures],
+    pictures_of: Callable[[Tensor, Images, Labels], AppliedPolicy],
     pictures: ImageSet,
     object_masks: Tensor,
     *,

@@ -12,7 +12,7 @@ from torch import Tensor
 from pixelpart.masks.attention import attention_map, gradient_rollout, rollout
 from pixelpart.masks.controls import draw_blobs, flat, inverted, same_area, shuffled, unchanged
 from pixelpart.masks.maps import cam, features_cam, gradcam, heatmap, layercam, model_map, pooled_cam, upscale, xgradcam
-from pixelpart.masks.policy import BudgetPolicy, budget, budget_policy
+from pixelpart.masks.policy import AppliedPolicy, BudgetPolicy, apply_policy, budget, budget_policy
 from pixelpart.masks.rules import above_mean, above_quantile, is_dead, official, parse_rule, power, rank, soft, zscore
 from pixelpart.masks.sources import (
     Source,
@@ -35,9 +35,11 @@ __all__ = [
     "ROLLOUTS",
     "RULES",
     "SOURCES",
+    "AppliedPolicy",
     "BudgetPolicy",
     "Source",
     "SourceInputs",
+    "apply_policy",
     "attention_map",
     "budget",
     "budget_policy",

@@ -12,8 +12,8 @@ from pixelpart.masks.maps import upscale
 from pixelpart.types import Flags, Share
 
 BLOB_GRID = 4
-Noise = Float[Tensor, "b u v"]
-Blobs = Float[Tensor, "b 2 u v"]
+Noise = Float[Tensor, "b g g"]
+Blobs = Float[Tensor, "b 2 g g"]
 
 
 def draw_blobs(n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Blobs:

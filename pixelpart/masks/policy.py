@@ -1,6 +1,7 @@
 """A budget policy: from images to the budget of each pixel.
 
 In the order in which they act: source (`maps`), rule and share 1 for dead maps (`share`), control and scale (`budget`).
+`pixel_budget` is everything after the source.
 The policy's own numbers are constants of a compiled step; what varies by step, epoch or image reaches the step as a
 tensor of its batch.
 """
@@ -8,15 +9,16 @@ tensor of its batch.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pixelpart import masks
+from pixelpart.config import MaskConfig
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.masks.checks import check_maps, check_range, check_share, check_size
-from pixelpart.masks.controls import Noise, shuffled
+from pixelpart.masks.controls import Blobs, Noise, shuffled
 from pixelpart.masks.maps import upscale
 from pixelpart.masks.rules import is_dead, parse_rule, rank
 from pixelpart.masks.sources import Source, SourceInputs, parse_source
@@ -24,6 +26,23 @@ from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Logits, M
 
 TARGETS = ("predicted", "label")
 MEAN_OVER = {"image": (1, 2, 3), "batch": (0, 1, 2, 3)}
+
+
+class PixelBudget(NamedTuple):
+    """What a policy makes of the maps of a batch."""
+
+    budget: BudgetMap
+    share: Share  # of the way from eps_low to eps, after the control
+    dead: Flags  # images whose map is zero everywhere
+
+
+class AppliedPolicy(NamedTuple):
+    """What a policy makes of some images, at image size."""
+
+    heat: Heatmap  # where a map is one number, the share before the control
+    budget: BudgetMap
+    share: Share
+    dead: Flags
 
 
 @dataclass(frozen=True)
@@ -92,6 +111,24 @@ class BudgetPolicy:
         share = torch.where(dead[:, None, None, None], share, self.control(share, dead, noise))
         budget = scale(share, eps=self.eps, eps_low=self.eps_low)
         return (with_mean(budget, self.mean, over=self.mean_over) if self.mean else budget), share
+
+    def pixel_budget(
+        self,
+        maps: Map,
+        size: tuple[int, int],
+        *,
+        noise: Noise | None = None,
+        move: Callable[[Share], Share] | None = None,
+    ) -> PixelBudget:
+        """The budget of each pixel of images of this size; `noise` is what the control `blobs` needs.
+
+        `move` augments the shares as the images were; it is applied if `moves`.
+        """
+        share, dead = self.share(maps, size)
+        if move is not None and self.moves:
+            share = move(share)
+        budget, share = self.budget(share, dead, noise)
+        return PixelBudget(budget, share, dead)
 
     def check(self, maps: Tensor, x: Images, noise: Tensor | None, *, source: str, rule: str, control: str) -> None:
         """A UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1].
@@ -185,3 +222,33 @@ def budget_policy(
         mean_over=mean_over,
         needs_blobs="blobs" in (source, control),
     )
+
+
+@torch.no_grad()
+def apply_policy(
+    model: Any,
+    x: Images,
+    y: Labels,
+    mask: MaskConfig,
+    *,
+    eps: float,
+    eps_low: float,
+    blobs: Blobs | None = None,
+    objects: Tensor | None = None,
+) -> AppliedPolicy:
+    """The policy of a run's mask settings on these images; without a rule the budget is eps everywhere, and share 1.
+
+    `blobs` is coarse noise from `draw_blobs`, `objects` the object masks, for policies that use them.
+    """
+    policy, size = budget_policy(**mask.policy, eps=eps, eps_low=eps_low), (x.shape[2], x.shape[3])
+    if policy is None:  # for its heat
+        policy = budget_policy(**mask.policy | {"rule": "mean"}, eps=1.0, eps_low=0.0)
+    assert policy is not None
+    source_noise, control_noise = (None, None) if blobs is None else blobs.unbind(1)
+    maps = policy.maps(x, y, model=model, view=model, noise=source_noise, objects=objects)
+    budget, share, dead = policy.pixel_budget(maps, size, noise=control_noise)
+    heat = policy.share(maps, size)[0][:, 0] if policy.source.per_image else policy.heat(maps, size)
+    if mask.rule == "none":
+        return AppliedPolicy(heat, torch.full_like(heat, eps)[:, None], torch.ones_like(heat)[:, None], dead)
+    heat, budget, share = (part.expand(*part.shape[:2], *size) for part in (heat[:, None], budget, share))
+    return AppliedPolicy(heat[:, 0], budget, share, dead)

@@ -89,7 +89,7 @@ def test_a_ramp_of_eps_compiles_once(backend):
     fast.attack_view.compile()
     phase = compile_phase(plan.phase(0), compiled_ascend())
     for epoch in range(12):  # more than the eight versions of a function that torch keeps
-        scale = torch.full((6, 1, 1, 1), plan.phase(epoch).budget_scale, dtype=torch.float64)
+        scale = torch.full((6, 1, 1, 1), plan.budget_scale(epoch), dtype=torch.float64)
         batch = dataclasses.replace(batch_for(plan.main, seed=epoch), budget_scale=scale)
         train_step(fast, phase, batch)
         train_step(plain, plan.phase(epoch), batch)

@@ -89,7 +89,7 @@ def epoch_of(state, plan, *, n):
     """The state after one epoch on n images, in float64."""
     loader = loader_of(n, plan, state.world)
     for step in range(loader.steps):
-        batch = step_batch(plan.config, plan.phase(0), loader, None, epoch=0, step=step)
+        batch = step_batch(plan.config, plan.phase(0), loader, epoch=0, step=step)
         wide = dataclasses.replace(batch, images=batch.images.double(), noise=batch.noise.double())
         train_step(state, plan.phase(0), wide)
     return state
@@ -160,7 +160,7 @@ def test_the_batches_of_several_processes_make_up_that_of_one(kind, size):
     def batches(world):
         loader = loader_of(13, plan, world)
         for step in range(loader.steps):
-            batch = step_batch(plan.config, plan.main, loader, None, epoch=3, step=step)
+            batch = step_batch(plan.config, plan.main, loader, epoch=3, step=step)
             targets = augment.mix_labels(batch.augmentation, torch.eye(10)[batch.labels], (32, 32))
             yield augment.apply_to_images(batch.augmentation, batch.images), targets, batch.noise
 

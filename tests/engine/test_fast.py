@@ -81,15 +81,15 @@ def test_a_ramp_of_eps_is_one_graph_and_awp_another_and_all_share_one_compiled_l
     step, losses = CapturedStep(fast, batch_size=6), set()
 
     def spy(state, phase, batch):
-        losses.add(phase.objective.loss)
+        losses.add(phase.loss)
         train_step(state, phase, batch)
 
     monkeypatch.setattr(fast_module, "train_step", spy)
     for epoch in range(8):
         phase = plan.phase(epoch)
         batch = batch_for(phase, seed=epoch, **SINGLE)
-        if phase.budget_scale is not None:
-            batch = dataclasses.replace(batch, budget_scale=torch.full((6, 1, 1, 1), phase.budget_scale))
+        if (scale := plan.budget_scale(epoch)) is not None:
+            batch = dataclasses.replace(batch, budget_scale=torch.full((6, 1, 1, 1), scale))
         step(fast, phase, batch)
         train_step(plain, phase, batch)
         assert_same_state(fast, plain)

@@ -238,10 +238,10 @@ def test_in_a_ramp_the_attack_stays_within_each_images_share():
     noise, moves = torch.ones_like(x), augment.draw("none", 3, generator=draws.generator(0, "test"))
 
     def attack(*args, **rest):
-        seen["moved"] = (plan.main.attack.run(*args, **rest) - x).abs().amax((1, 2, 3))
-        return plan.main.attack.run(*args, **rest)
+        seen["moved"] = (plan.main.attack(*args, **rest) - x).abs().amax((1, 2, 3))
+        return plan.main.attack(*args, **rest)
 
-    phase = dataclasses.replace(plan.main, attack=dataclasses.replace(plan.main.attack, run=attack))
+    phase = dataclasses.replace(plan.main, attack=attack)
     train_step(learner, phase, StepBatch(x, torch.arange(3), moves, noise, budget_scale=share))
     assert (seen["moved"] * 255).tolist() == pytest.approx([0, 2, 8], abs=1e-4)
 

@@ -27,22 +27,22 @@ def plan(method="part", **overrides):
 def test_a_method_sets_the_loss_and_what_its_attack_maximises(method, loss, inner, start, away_from):
     built = plan(method)
     for phase in (built.main, built.burn_in):
-        assert getattr(phase.objective.loss, "func", phase.objective.loss) is loss
-        assert phase.objective.classes == 10
-        assert phase.attack.run.func is pgd
-        assert phase.attack.run.keywords == {"loss": inner, "steps": 5, "step_size": 3 / 255}
-        assert (phase.attack.start, phase.attack.starts, phase.attack.away_from) == (start, 1, away_from)
+        assert getattr(phase.loss, "func", phase.loss) is loss
+        assert phase.classes == 10
+        assert phase.attack.func is pgd
+        assert phase.attack.keywords == {"loss": inner, "steps": 5, "step_size": 3 / 255}
+        assert (phase.start, phase.starts, phase.away_from) == (start, 1, away_from)
 
 
 def test_mma_takes_no_inner_loss_and_moves_away_from_the_labels():
-    attack = plan("trades", attack={"name": "mma"}).main.attack
-    assert attack.run.func is mma
-    assert attack.run.keywords == {"steps": 5, "step_size": 3 / 255}
-    assert (attack.starts, attack.away_from) == (3, "labels")
+    phase = plan("trades", attack={"name": "mma"}).main
+    assert phase.attack.func is mma
+    assert phase.attack.keywords == {"steps": 5, "step_size": 3 / 255}
+    assert (phase.starts, phase.away_from) == (3, "labels")
 
 
 def test_beta_reaches_the_losses_that_take_it():
-    assert plan("trades", objective={"beta": 2.5}).main.objective.loss.keywords == {"beta": 2.5}
+    assert plan("trades", objective={"beta": 2.5}).main.loss.keywords == {"beta": 2.5}
 
 
 @pytest.mark.parametrize(("method", "function"), [("at", at), ("trades", trades), ("mart", mart)])
@@ -53,10 +53,10 @@ def test_only_the_loss_sees_smoothed_labels(method, function):
     x, x_adv = torch.randn(2, 4, 10, 1, 1, dtype=torch.float64)
     y = torch.tensor([3, 0, 0, 9])
     plain, smooth = (plan(method, objective={"smoothing": s}).main for s in (0.0, 0.2))
-    assert torch.equal(plain.objective.loss(model, x, x_adv, y), function(model, x, x_adv, y))
+    assert torch.equal(plain.loss(model, x, x_adv, y), function(model, x, x_adv, y))
     targets = 0.8 * torch.eye(10, dtype=torch.float64)[y] + 0.02
-    assert torch.equal(smooth.objective.loss(model, x, x_adv, y), function(model, x, x_adv, targets))
-    assert smooth.attack.run.keywords == plain.attack.run.keywords
+    assert torch.equal(smooth.loss(model, x, x_adv, y), function(model, x, x_adv, targets))
+    assert smooth.attack.keywords == plain.attack.keywords
 
 
 def test_only_the_main_phase_of_part_methods_has_a_mask():
@@ -70,22 +70,22 @@ def test_burn_in_has_its_own_length_eps_and_loss():
     built = plan("part-t", burn_in={"epochs": 2, "eps": "4/255", "objective": "at"})
     assert [built.phase(epoch).name for epoch in range(4)] == ["burn-in", "burn-in", "mask", "mask"]
     assert (built.burn_in.eps, built.main.eps) == (4 / 255, 8 / 255)
-    assert built.burn_in.objective.loss is at
-    assert built.burn_in.attack.start == "uniform"
+    assert built.burn_in.loss is at
+    assert built.burn_in.start == "uniform"
     assert plan("part", eps="9/255").burn_in.eps == 9 / 255
     assert plan("part", burn_in={"epochs": 0}).phase(0).name == "mask"
 
 
 def test_awp_starts_at_its_epoch_and_budgets_are_scaled_while_eps_ramps_up():
     built = plan("part", epochs=6, burn_in={"epochs": 1}, eps_ramp=4, awp={"gamma": 0.01, "after": 2})
-    assert [built.phase(epoch).objective.awp for epoch in range(6)] == [0, 0, 0.01, 0.01, 0.01, 0.01]
-    assert [built.phase(epoch).budget_scale for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, None, None]
+    assert [built.phase(epoch).awp for epoch in range(6)] == [0, 0, 0.01, 0.01, 0.01, 0.01]
+    assert [built.budget_scale(epoch) for epoch in range(6)] == [0.125, 0.375, 0.625, 0.875, None, None]
 
 
 def test_budgets_go_linearly_from_eps_from_after_burn_in_to_eps_in_the_last_epoch():
     def scales(**settings):
         built = plan(epochs=6, **({"burn_in": {"epochs": 1}} | settings))
-        return [built.phase(epoch).budget_scale for epoch in range(6)]
+        return [built.budget_scale(epoch) for epoch in range(6)]
 
     up = scales(eps="10/255", eps_from="6/255")  # 6, 7, 8, 9, 10 of 255
     assert up == [None, *(pytest.approx(level / 10) for level in (6, 7, 8, 9, 10))]

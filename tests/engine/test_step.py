@@ -162,9 +162,9 @@ def attacked(state, phase, batch):
 
     def spy(model, x, target, budget, **rest):
         seen.update(target=target, budget=budget)
-        return phase.attack.run(model, x, target, budget, **rest)
+        return phase.attack(model, x, target, budget, **rest)
 
-    train_step(state, dataclasses.replace(phase, attack=dataclasses.replace(phase.attack, run=spy)), batch)
+    train_step(state, dataclasses.replace(phase, attack=spy), batch)
     return seen["target"], seen["budget"]
 
 
@@ -186,7 +186,7 @@ def test_a_stored_map_moves_with_its_image_and_pixels_outside_of_it_get_eps(kind
     plan = plan_for(mask={"rule": "mean", "every": 1})
     batch = batch_for(plan.main, maps=(8, 8), kind=kind)
     _, budget = attacked(warm_state(plan), plan.main, batch)
-    expected, _ = reference_augmentation(batch.augmentation, [budget_of_map(cam) for cam in batch.maps], EPS)
+    expected, _ = reference_augmentation(batch.augmentation, [budget_of_map(cam) for cam in batch.stored_maps], EPS)
     assert torch.allclose(budget.double(), expected, atol=1e-7)
 
 
@@ -201,7 +201,7 @@ def test_an_object_mask_moves_with_its_image_pixel_by_pixel(kind, control):
         objects[i, 2 + i : 9 + i, 3:12] = 1
     painted = torch.stack((objects, torch.ones_like(objects), objects), 1)  # the second channel: where an image is
     augmentation = dataclasses.replace(batch.augmentation, colour=None)
-    batch = dataclasses.replace(batch, augmentation=augmentation, maps=objects)
+    batch = dataclasses.replace(batch, augmentation=augmentation, objects=objects)
     _, budget = attacked(warm_state(plan), plan.main, batch)
     moved = augment.apply_to_images(augmentation, painted)
     high = (moved[:, :1] == 1) | (moved[:, 1:2] == 0)
@@ -212,7 +212,7 @@ def test_an_object_mask_moves_with_its_image_pixel_by_pixel(kind, control):
 def test_dead_maps_get_eps_and_are_counted():
     plan = plan_for(mask={"rule": "mean", "every": 1})
     state, batch = state_for(plan), batch_for(plan.main, maps=(8, 8), kind="none")
-    batch.maps[1], batch.maps[4] = 0, 3
+    batch.stored_maps[1], batch.stored_maps[4] = 0, 3
     _, budget = attacked(state, plan.main, batch)
     assert (budget[[1, 4]] == EPS).all()
     assert (budget[[0, 2, 3, 5]] < EPS).any((1, 2, 3)).all()
@@ -239,16 +239,16 @@ def test_a_step_never_waits_for_the_device(method, overrides, kind):
 @pytest.mark.parametrize("method", METHODS)
 def test_without_a_budget_no_attack_step_is_taken_and_the_weights_are_the_same(method):
     plan = plan_for(method, burn_in={"epochs": 1, "eps": 0})
-    run, batch = plan.burn_in.attack.run, batch_for(plan.burn_in)
-    assert (run.keywords["steps"], plan.main.attack.run.keywords["steps"]) == (0, 2)
-    searched = dataclasses.replace(plan.burn_in.attack, run=functools.partial(run, steps=2))
+    attack, batch = plan.burn_in.attack, batch_for(plan.burn_in)
+    assert (attack.keywords["steps"], plan.main.attack.keywords["steps"]) == (0, 2)
+    searched = functools.partial(attack, steps=2)
     ends = []
     for phase in (plan.burn_in, dataclasses.replace(plan.burn_in, attack=searched)):
         state = state_for(plan_for(method))
         train_step(state, phase, batch)
         ends.append([*state.weights().values()])
     assert all(map(torch.equal, *ends))
-    assert plan_for("at", eps=0).main.attack.run.keywords["steps"] == 0
+    assert plan_for("at", eps=0).main.attack.keywords["steps"] == 0
 
 
 def test_a_step_does_not_use_the_global_generator():

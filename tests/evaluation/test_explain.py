@@ -13,7 +13,6 @@ from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.explain import (
-    apply_policy,
     apply_run_policy,
     explain,
     object_shares,
@@ -121,7 +120,7 @@ def test_images_given_as_tensors_are_refused(run):
 def test_the_map_explains_the_class_that_the_config_names(run):
     x, y = (part[:4] for part in data.load("shapes", split="test"))
     config = Config(dataset="shapes", mask={"rule": "mean", "target": "label", "source": "layercam"})
-    heat, *_ = apply_policy(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
+    heat, *_ = masks.apply_policy(run.model, x.float() / 255, y, config.mask, eps=config.eps, eps_low=config.eps_low)
     assert heat.equal(masks.heatmap(run.model, x.float() / 255, method="layercam", target=y))
 
 

@@ -30,7 +30,7 @@ def pictures():
 def inputs(plan, n=16):
     images, labels = (tensor[:n] for tensor in pictures())
     x = as_float(images)
-    noise = draw_noise(x, kind=plan.main.attack.start, generator=draws.generator(0, "start", 0, 0))
+    noise = draw_noise(x, kind=plan.main.start, generator=draws.generator(0, "start", 0, 0))
     moves = augment.draw("none", n, generator=draws.generator(0, "augment", 0, 0))
     return StepBatch(x, labels, moves, noise)
 

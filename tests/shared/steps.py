@@ -30,33 +30,35 @@ def state_for(plan, *, model=None, dtype=torch.float64, device="cpu", size=SIZE,
 
 
 def batch_for(phase, n=6, seed=0, *, kind="crop-flip", dtype=torch.float64, device="cpu", size=SIZE, maps=None):
-    """A batch of random images with the draws that the phase needs; `maps`: size of random stored maps."""
+    """A batch of random images with the draws that the phase needs; `maps`: size of random stored maps or objects."""
     g = draws.generator(seed, "test")
     images = torch.rand(n, 3, size, size, generator=g, dtype=dtype)
-    shape = images.shape if phase.attack.starts == 1 else (phase.attack.starts, *images.shape)
-    normal = phase.attack.start == "normal"
+    shape = images.shape if phase.starts == 1 else (phase.starts, *images.shape)
+    normal = phase.start == "normal"
     noise = (torch.randn if normal else torch.rand)(shape, generator=g, dtype=dtype)
     labels = torch.randint(10, (n,), generator=g)
-    stored = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
+    given = None if maps is None else torch.rand(n, *maps, generator=g, dtype=dtype).to(device)
+    stored, objects = (given, None) if phase.mask is not None and phase.mask.stored else (None, given)
     augmentation = augment.draw(kind, n, generator=draws.generator(seed, "test", device=device))
     noise = noise if normal else 2 * noise - 1
-    blobs = masks.draw_blobs(n, generator=g, dtype=dtype).to(device)
-    return StepBatch(images.to(device), labels.to(device), augmentation, noise.to(device), stored, blobs)
+    blobs = masks.draw_blobs(n, generator=g, dtype=dtype).to(device).unbind(1)
+    return StepBatch(images.to(device), labels.to(device), augmentation, noise.to(device), stored, objects, *blobs)
 
 
-def budgets_of(step, state, plan, loader, maps, *, epochs):
+def budgets_of(step, state, plan, loader, objects, *, epochs):
     """The budget that the attack is given in the first step of each of these epochs; a graph may be captured."""
     seen = torch.empty(plan.config.batch_size, 3, *loader.take(torch.arange(1))[0].shape[2:], device=loader.device)
     budgets = []
     for epoch in epochs:
         phase = plan.phase(epoch)
 
-        def spy(model, x, target, budget, *, run=phase.attack.run, **rest):
+        def spy(model, x, target, budget, *, run=phase.attack, **rest):
             seen.copy_(budget)
             return run(model, x, target, budget, **rest)
 
-        batch = step_batch(plan.config, phase, loader, maps, epoch=epoch, step=0)
-        step(state, dataclasses.replace(phase, attack=dataclasses.replace(phase.attack, run=spy)), batch)
+        scale = plan.budget_scale(epoch)
+        batch = step_batch(plan.config, phase, loader, epoch=epoch, step=0, objects=objects, budget_scale=scale)
+        step(state, dataclasses.replace(phase, attack=spy), batch)
         budgets.append(seen.clone())
     return budgets
 

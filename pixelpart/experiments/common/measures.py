@@ -20,7 +20,7 @@ from pixelpart import data, masks
 from pixelpart.attacks import pgd
 from pixelpart.config import DEFAULT_SEED, Config, MaskConfig
 from pixelpart.data import as_float
-from pixelpart.evaluation.explain import apply_policy, spread_over_classes
+from pixelpart.evaluation.explain import spread_over_classes
 from pixelpart.evaluation.images import start_images
 from pixelpart.experiments.common.results import all_epochs
 from pixelpart.experiments.common.scales import EPS, SCALES
@@ -111,7 +111,7 @@ def damage(run: Run, job: Job, device: str | None) -> MeasureJson:
         for index in torch.arange(len(images)).split(DAMAGE_BATCH):
             x, y = as_float(images[index].to(place)), labels[index].to(place)
             grads = gradient_size(model, x, y)
-            budgets = [apply_policy(model, x, y, mask, eps=EPS, eps_low=7 / 255).budget for mask in policies]
+            budgets = [masks.apply_policy(model, x, y, mask, eps=EPS, eps_low=7 / 255).budget for mask in policies]
             sums = [255 * (budget[:, 0].double().cpu() * grads).sum((1, 2)) for budget in budgets]
             rows.append(torch.stack([grads.sum((1, 2)), *sums], 1))
     return {"columns": {}, "per image": torch.cat(rows).tolist()}
