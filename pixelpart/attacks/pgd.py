@@ -72,8 +72,8 @@ def check_loss(loss_of: SampleLoss, logits: Logits, y: Labels | Logits) -> None:
     """A UserError that names the function unless it returns a finite number for each row of finite logits."""
     loss, name = loss_of(logits, y), getattr(loss_of, "__name__", repr(loss_of))
     if not isinstance(loss, Tensor) or loss.shape not in ((len(logits),), ()):
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise UserError(f"the loss {name} returned {found}; it must return one number per image, ({len(logits)},)")
+        returned = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise UserError(f"the loss {name} returned {returned}; it must return one number per image, ({len(logits)},)")
     if type(loss) is Tensor and (count := int((logits.isfinite().all(1) & ~loss.isfinite()).sum())):
         raise UserError(f"the loss {name} returned NaN or infinite values for {count} of {len(logits)} images")
 

@@ -165,7 +165,7 @@ def baseline_maker(method: str, config: Config, device: torch.device) -> Callabl
         )
         batch = random_step_batch(config, build_plan(config).main, device)
         x = augment.apply_to_images(batch.augmentation, batch.images)
-        return lambda: baselines.train_step(model, optimizer, x, batch.labels, batch.noise, method, config)
+        return lambda: baselines.train_step(model, optimizer, x, batch.labels, batch.start_noise, method, config)
 
     return make
 

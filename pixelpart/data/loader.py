@@ -133,8 +133,8 @@ def _fits(images: Tensor, n: int, device: torch.device) -> bool:
 def _copied(images: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     """These images on the device, copied in pieces: a mapped file is never in main memory as a whole."""
     copied = torch.empty((len(rows), *images.shape[1:]), dtype=images.dtype, device=device)
-    for place in torch.arange(len(rows)).split(PIECE):
-        copied[place[0] : place[-1] + 1] = images[rows[place]].to(device)
+    for start in range(0, len(rows), PIECE):
+        copied[start : start + PIECE] = images[rows[start : start + PIECE]].to(device)
     return copied
 
 

@@ -133,8 +133,8 @@ def find_parent(config: Config) -> tuple[Path, int]:
         if at.step == epoch * -(-at.images // theirs.batch_size):  # at the end of that epoch
             path = last
     if not path.exists():
-        there = ", ".join(map(str, source.kept_epochs())) or "none"
-        raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {there} (see --keep)")
+        epochs = ", ".join(map(str, source.kept_epochs())) or "none"
+        raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {epochs} (see --keep)")
     if epoch >= config.epochs:
         raise UserError(f"init_from {config.init_from} has no epochs left to train: epochs is {config.epochs}")
     return path, epoch

@@ -56,7 +56,7 @@ class StepBatch:
     images: Images
     labels: Labels
     augmentation: augment.Params
-    noise: Tensor  # start noise, with a leading dimension where an attack has several starts
+    start_noise: Tensor  # with a leading dimension where an attack has several starts
     stored_maps: Map | None = None  # of the images before augmentation, as are the objects
     objects: Heatmap | None = None  # object masks: 1 on the object, else 0
     source_noise: Noise | None = None  # coarse noise, if the source or the control is blobs
@@ -129,7 +129,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     clean = clean_pass(view, x) if phase.needs_clean_pass else None
 
     budget, share, dead_count = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
-    start = start_points(x, budget, batch.noise, kind=phase.start)
+    start = start_points(x, budget, batch.start_noise, kind=phase.start)
     away_from = attack_reference(phase, targets, y, clean)
     x_adv = phase.attack(view, x, away_from, budget, start=start)  # Algorithm 2
 

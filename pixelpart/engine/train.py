@@ -54,10 +54,10 @@ def train(
     """
     plan, folder = prepare(config, out, device=device), RunFolder(out)
     with joined() as world:
-        place, screen = choose_device(device or local_device()), screen or Screen()
+        device, screen = choose_device(device or local_device()), screen or Screen()
         shown = screen if world.leads else Screen(quiet=True)
-        with current(place):
-            trainer = Trainer(plan, folder, place, shown, world, data_root=data_root, fast=fast)
+        with current(device):
+            trainer = Trainer(plan, folder, device, shown, world, data_root=data_root, fast=fast)
             with folder.locked() if world.leads else nullcontext():
                 trainer.run(save_seconds, stop_after)
             world.wait()  # until the first process has written its files

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,20 +34,24 @@ def with_data_fields(config: Config) -> Config:
     """
     folder = config.dataset.startswith("folder:")
     if config.auto and config.dataset in data.SETS:
-        own = "--data folder:PATH or --data module:function"
-        raise UserError(f"{config.recipe} needs pictures of your own: pass {own}, not {config.dataset}")
+        flags = "--data folder:PATH or --data module:function"
+        raise UserError(f"{config.recipe} needs pictures of your own: pass {flags}, not {config.dataset}")
     entry = data.of_config(config)
     if config.dataset in data.SETS:
         if config.num_classes or config.classes:
             raise UserError(f"num_classes and classes are for data sets of your own, not for {config.dataset}")
         return config
-    found = {"size": entry.size, "num_classes": entry.num_classes, "classes": entry.classes if folder else ()}
+    fields: dict[str, Any] = {
+        "size": entry.size,
+        "num_classes": entry.num_classes,
+        "classes": entry.classes if folder else (),
+    }
     if entry.shape[0] == 1:
-        found["channels"] = 1
-    for field, value in found.items():
+        fields["channels"] = 1
+    for field, value in fields.items():
         if getattr(config, field) not in (0, (), value):
             raise UserError(f"{config.dataset} has {field} {value}, but the config says {getattr(config, field)}")
-    return fill_in(config.model_copy(update=found), entry.counts["train"])
+    return fill_in(config.model_copy(update=fields), entry.counts["train"])
 
 
 def load(

@@ -77,14 +77,14 @@ def explain(
     def explain_model(model: Classifier, epoch: int | None, done: int) -> dict[str, Tensor]:
         """Heat, budget, adversarial image and probabilities of the images; `done` models were explained before."""
         parts = []
-        for place, numbers in enumerate(index.split(batch_size)):
+        for chunk, numbers in enumerate(index.split(batch_size)):
             x, y = pictures.take(numbers)
             heat, budget, *_ = apply_run_policy(model, config, object_masks, numbers, x, y, seed=seed)
             start = start_images(numbers, x, eps, kind="pgd", steps=steps, seed=seed, restart=0)
             x_adv = pgd(model, x, y, eps, step_size=step_size, steps=steps, start=start)
             both = torch.stack([logits_of(model, images).softmax(1) for images in (x, x_adv)], 1)
             parts.append([part.float().cpu() for part in (heat, budget, x_adv, both)])
-            progress("explain", done * n + place * batch_size + len(x), n * (1 + len(kept)), f"epoch {epoch}")
+            progress("explain", done * n + chunk * batch_size + len(x), n * (1 + len(kept)), f"epoch {epoch}")
         names = ("heat", "budget", "adversarial", "probabilities")
         return {name: torch.cat(list(column)) for name, column in zip(names, zip(*parts, strict=True), strict=True)}
 
@@ -99,8 +99,8 @@ def explain(
                 on_object = object_shares(pictures_of, pictures, object_masks[:objects], batch_size=batch_size)
         for done, epoch in enumerate(kept, start=1):
             with borrowed(run.load(f"epoch-{epoch}")[0].to(pictures.device)) as model:
-                found = explain_model(model, epoch, done)
-            tensors |= {f"epoch-{epoch}.{name}": tensor for name, tensor in found.items()}
+                explained = explain_model(model, epoch, done)
+            tensors |= {f"epoch-{epoch}.{name}": tensor for name, tensor in explained.items()}
     images = [
         {"index": number, "label": label, "natural": _prediction(natural), "adversarial": _prediction(adversarial)}
         for number, label, (natural, adversarial) in zip(

@@ -75,9 +75,12 @@ class BudgetPolicy:
     @property
     def across_images(self) -> str:
         """The setting by which an image's budget depends on the other images of the batch; "" if there is none."""
-        found = {"mask.rule rank": self.rule is rank, "mask.control shuffled": self.control is shuffled}
-        found["mask.mean_over batch"] = self.mean > 0 and self.mean_over == "batch"
-        return next((name for name, used in found.items() if used), "")
+        settings = {
+            "mask.rule rank": self.rule is rank,
+            "mask.control shuffled": self.control is shuffled,
+            "mask.mean_over batch": self.mean > 0 and self.mean_over == "batch",
+        }
+        return next((setting for setting, used in settings.items() if used), "")
 
     def maps(
         self,

@@ -64,9 +64,9 @@ def gradient(inputs: SourceInputs, *, sigma: float = 0.0) -> Heatmap:
 
 
 def gaussian(n: int, sigma: float, *, like: Tensor) -> Float[Tensor, "n n"]:
-    """Row i is the Gaussian around i of n places, with sum 1."""
-    place = torch.arange(n, device=like.device, dtype=like.dtype)
-    weight = (-((place[:, None] - place) ** 2) / (2 * sigma**2)).exp()
+    """Row i is the Gaussian around i of n pixels, with sum 1."""
+    position = torch.arange(n, device=like.device, dtype=like.dtype)
+    weight = (-((position[:, None] - position) ** 2) / (2 * sigma**2)).exp()
     return weight / weight.sum(1, keepdim=True)
 
 

@@ -79,7 +79,7 @@ def test_a_training_step_has_our_loss_and_updates_the_weights_as_ours_does(metho
     train_step(state, plan.main, batch)
     optimizer = torch.optim.SGD(baseline.parameters(), lr=config.optim.lr, momentum=0.9, weight_decay=2e-4)
     x = augment.apply_to_images(batch.augmentation, batch.images)
-    loss = baselines.train_step(baseline, optimizer, x, batch.labels, batch.noise, method, config)
+    loss = baselines.train_step(baseline, optimizer, x, batch.labels, batch.start_noise, method, config)
     sums = state.tally.read()
     # the constants in the logarithms of MART's code change its loss by 1e-4
     assert sums["loss"] / sums["images"] == pytest.approx(loss.item(), abs=2e-4)

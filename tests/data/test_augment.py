@@ -8,8 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pixelpart.data.augment import AUGMENTS, PAD, apply, apply_to_images, draw, mix_labels
 from pixelpart.data.augment.colour import recolour
-from pixelpart.data.augment.moving import inside_box
-from pixelpart.data.augment.params import Warp
+from pixelpart.data.augment.moving import Warp, inside_box
 
 each_kind = pytest.mark.parametrize("kind", AUGMENTS)
 

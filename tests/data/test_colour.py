@@ -6,7 +6,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from pixelpart.data.augment import colour
-from pixelpart.data.augment.params import Colour
+from pixelpart.data.augment.colour import Colour
 from pixelpart.data.shapes import generate
 
 PILLOW = {

@@ -90,7 +90,7 @@ def epoch_of(state, plan, *, n):
     loader = loader_of(n, plan, state.world)
     for step in range(loader.steps):
         batch = step_batch(plan.config, plan.phase(0), loader, epoch=0, step=step)
-        wide = dataclasses.replace(batch, images=batch.images.double(), noise=batch.noise.double())
+        wide = dataclasses.replace(batch, images=batch.images.double(), start_noise=batch.start_noise.double())
         train_step(state, plan.phase(0), wide)
     return state
 
@@ -162,7 +162,7 @@ def test_the_batches_of_several_processes_make_up_that_of_one(kind, size):
         for step in range(loader.steps):
             batch = step_batch(plan.config, plan.main, loader, epoch=3, step=step)
             targets = augment.mix_labels(batch.augmentation, torch.eye(10)[batch.labels], (32, 32))
-            yield augment.apply_to_images(batch.augmentation, batch.images), targets, batch.noise
+            yield augment.apply_to_images(batch.augmentation, batch.images), targets, batch.start_noise
 
     for alone, *shares in zip(batches(World()), *(batches(World(rank, size)) for rank in range(size)), strict=True):
         for whole, *parts in zip(alone, *shares, strict=True):

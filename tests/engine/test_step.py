@@ -90,7 +90,7 @@ def reference_step(model, momentum, average, method, batch, *, decay, steps=2, s
     model.eval()
     budget = reference_budget(model, x) if method.startswith("part") else torch.full_like(x[:, :1], EPS)
     family = {"part": "at", "part-t": "trades", "part-m": "mart"}.get(method, method)
-    delta = budget * batch.noise if family == "at" else 0.001 * batch.noise
+    delta = budget * batch.start_noise if family == "at" else 0.001 * batch.start_noise
     x_adv = (x + torch.clamp(delta, -budget, budget)).clamp(0, 1)
     for _ in range(steps):
         x_adv = x_adv.detach().requires_grad_()

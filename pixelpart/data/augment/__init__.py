@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from pixelpart.data.augment.kinds import draw_crop_flip, draw_cutmix, draw_cutout, draw_idbh, draw_none
-from pixelpart.data.augment.moving import apply, apply_to_images, mix_labels
-from pixelpart.data.augment.params import PAD, Params
+from pixelpart.data.augment.moving import PAD, Params, apply, apply_to_images, mix_labels
 from pixelpart.errors import choose
 
 AUGMENTS: dict[str, Callable[[int, torch.Generator], Params]] = {

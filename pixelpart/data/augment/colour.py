@@ -3,16 +3,25 @@
 Strength s: 1 returns the image, 0 removes all saturation, brightness, contrast or sharpness.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from pixelpart.data.augment.params import Colour
 from pixelpart.types import Images
 
 Strength = Float[Tensor, "b 1 1 1"]
 Grey = Float[Tensor, "b 1 h w"]
+
+
+@dataclass(frozen=True)
+class Colour:
+    """A colour operation for each image: its number in `OPERATIONS`, -1 for none, and its strength."""
+
+    operation: Int64[Tensor, " b"]
+    strength: Float[Tensor, " b"]
 
 
 def grey(x: Images) -> Grey:

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from pixelpart.data.augment.colour import OPERATIONS
-from pixelpart.data.augment.params import PAD, Box, Colour, Mix, Params, Warp
+from pixelpart.data.augment.colour import OPERATIONS, Colour
+from pixelpart.data.augment.moving import PAD, Box, Mix, Params, Warp
 
 CUT_LINES = 11 / 32  # CropShift cuts fewer lines than this, rows and columns together
 STRENGTHS = ((0.1, 1.9), (0.5, 1.9), (0.5, 1.9), (0.1, 1.9), (1.0, 1.0), (1.0, 1.0))  # of colour.OPERATIONS

@@ -1,14 +1,74 @@
-"""Moves the pixels of images, masks and budgets by given parameters, without random numbers or device syncs."""
+"""The parameters of an augmentation, and how they move the pixels of images, masks and budgets.
+
+Nothing here draws a random number or waits for the device.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from pixelpart.data.augment.colour import recolour
-from pixelpart.data.augment.params import PAD, Box, Mix, Params, Warp
+from pixelpart.data.augment.colour import Colour, recolour
 from pixelpart.types import Images, Probabilities
 
-Places = Int64[Tensor, "b #h #w"]
+PAD = 4
+Lines = Int64[Tensor, "b #h #w"]  # numbers of rows or columns
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle, relative to the image's height and width; it may extend beyond the border."""
+
+    y: Float[Tensor, " b"]  # its centre
+    x: Float[Tensor, " b"]
+    height: Float[Tensor, " b"]
+    width: Float[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A box filled with the same region of another image, `step` rows further in the batch."""
+
+    box: Box
+    step: Int64[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Lines cut off at the borders, the rest shifted, then sheared or rotated; for rows, then for columns."""
+
+    cut: Float[Tensor, "b 2"]  # cut lines as shares of the height and of the width
+    taken: Float[Tensor, "b 2"]  # share of them that is cut before the rest, from 0 to 1
+    put: Float[Tensor, "b 2"]  # share of them that is empty before the rest in the result
+    matrix: Float[Tensor, "b 2 2"]  # maps positions in the result to source positions, relative to the centre
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters of the augmentation of each image in a batch; None for operations that a kind does not use."""
+
+    top: Int64[Tensor, " b"]  # the crop's corner in the padded image, from 0 to 2 PAD
+    left: Int64[Tensor, " b"]
+    flip: Bool[Tensor, " b"]
+    warp: Warp | None = None
+    erase: Box | None = None
+    mix: Mix | None = None
+    colour: Colour | None = None
+
+    def __getitem__(self, rows: slice) -> "Params":
+        """The parameters of a slice of the batch."""
+        return _rows_of(self, rows)
+
+
+def _rows_of(part: Any, rows: slice) -> Any:
+    """These rows of a tensor, or of all tensors in a dataclass."""
+    if part is None or isinstance(part, Tensor):
+        return None if part is None else part[rows]
+    named = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return type(part)(**{name: _rows_of(value, rows) for name, value in named.items()})
 
 
 def apply_to_images(params: Params, images: Images) -> Images:
@@ -43,8 +103,8 @@ def apply(params: Params, tensor: Shaped[Tensor, "b c h w"], *, fill: float = 0.
 
 
 def warp_positions(
-    warp: Warp, row: Places, column: Places, size: tuple[int, int]
-) -> tuple[Places, Places, Bool[Tensor, "b h w"]]:
+    warp: Warp, row: Lines, column: Lines, size: tuple[int, int]
+) -> tuple[Lines, Lines, Bool[Tensor, "b h w"]]:
     """The source row and column of each pixel, rounded, and whether it was cut off or is outside the image."""
     h, w = size
     y, x = row - (h - 1) / 2, column - (w - 1) / 2
@@ -55,13 +115,13 @@ def warp_positions(
 
 
 def shift_lines(
-    place: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int
-) -> tuple[Places, Bool[Tensor, "b h w"]]:
+    position: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int
+) -> tuple[Lines, Bool[Tensor, "b h w"]]:
     """The source line of each line of the result, and whether it was cut off or is outside the image."""
     cut, taken, put = (share[:, axis, None, None] for share in (warp.cut, warp.taken, warp.put))
     lines = (cut * length).round()
     first, gap = (taken * (lines + 1)).floor(), (put * (lines + 1)).floor()
-    line = place.round() + first - gap
+    line = position.round() + first - gap
     return line.long(), (line < first) | (line >= first + length - lines)
 
 
@@ -75,7 +135,7 @@ def inside_box(box: Box, size: tuple[int, int]) -> Bool[Tensor, "b h w"]:
 
 
 def partner_rows(mix: Mix) -> Int64[Tensor, " b"]:
-    """The batch row of the image that each is mixed with; its own row if the partner is not in this batch."""
+    """The batch row of the image that each is mixed with; its own row if the batch ends before the partner."""
     n = len(mix.step)
     return (torch.arange(n, device=mix.step.device) + mix.step).clamp(0, n - 1)
 
