@@ -78,13 +78,7 @@ def first_order_damage(model: FrozenView, x: Images, y: Labels, budget: Budget) 
 
 
 def phase_damage(
-    state: TrainingState,
-    phase: Phase,
-    x: Images,
-    y: Labels,
-    *,
-    objects: Tensor | None = None,
-    budget_scale: float | None = None,
+    state: TrainingState, phase: Phase, x: Images, y: Labels, *, objects: Tensor | None, budget_scale: float | None
 ) -> float:
     """The first-order damage of the phase's budgets, from fresh maps and the unaveraged weights, on a few images.
 
@@ -94,7 +88,7 @@ def phase_damage(
     budget: Budget = phase.eps
     if phase.mask is not None:
         maps, noise = sample_maps(state, phase.mask, x, y, objects=objects)
-        budget = phase.mask.pixel_budget(maps, (x.shape[-2], x.shape[-1]), noise=noise).budget
+        budget, *_ = phase.mask.pixel_budget(maps, (x.shape[-2], x.shape[-1]), noise)
     if budget_scale is not None:
         budget = budget_scale * budget
     return first_order_damage(state.attack_view(), x, y, budget)

@@ -96,8 +96,7 @@ def step_batch(
     if budget_scale is not None:
         scale = batch.images.new_full((len(batch.labels), 1, 1, 1), budget_scale)
 
-    def maps_of_batch(maps: Tensor | None) -> Tensor | None:
-        """None in a phase without a mask."""
+    def of_batch(maps: Tensor | None) -> Tensor | None:
         return None if maps is None or phase.mask is None else maps[batch.index].to(batch.images.dtype)
 
     return StepBatch(
@@ -105,8 +104,8 @@ def step_batch(
         batch.labels,
         augmentation[mine],
         noise[..., mine, :, :, :],
-        stored_maps=maps_of_batch(stored_maps),
-        objects=maps_of_batch(objects),
+        stored_maps=of_batch(stored_maps),
+        objects=of_batch(objects),
         source_noise=source_noise,
         control_noise=control_noise,
         budget_scale=scale,
@@ -177,7 +176,7 @@ def pixel_budget(
             )
         move = functools.partial(augment.apply, batch.augmentation, fill=1.0)
         size = (x.shape[-2], x.shape[-1])
-        budget, share, dead = mask.pixel_budget(maps, size, noise=batch.control_noise, move=move)
+        budget, share, dead = mask.pixel_budget(maps, size, batch.control_noise, move=move)
         dead_count = dead.sum()
     if batch.budget_scale is not None:
         budget = batch.budget_scale * budget

@@ -202,16 +202,9 @@ class Trainer:
         self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
         if self.state.average is not None:
             self.state.average.set_step(self.position.step)
-        batch = step_batch(
-            config,
-            phase,
-            self.loader,
-            epoch=epoch,
-            step=step,
-            stored_maps=self.maps,
-            objects=None if self.objects is None else self.objects.training,
-            budget_scale=self.plan.budget_scale(epoch),
-        )
+        maps = {"stored_maps": self.maps, "objects": None if self.objects is None else self.objects.training}
+        scale = self.plan.budget_scale(epoch)
+        batch = step_batch(config, phase, self.loader, epoch=epoch, step=step, budget_scale=scale, **maps)
         stream = f"network of process {self.world.rank}" if self.world.rank else "network"
         draws.seed_torch(config.seed, stream, epoch, step)  # for a network's dropout
         self.step(self.state, phase, batch)
@@ -237,8 +230,8 @@ class Trainer:
         if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in epochs do not count as best
             self.checkpoints.consider(probes[self.measured_on].robust_ce, self.position)
         objects, phase = None if self.objects is None else self.objects.probe, self.plan.phase(epoch)
-        scale = self.plan.budget_scale(epoch)
-        damage = metrics.phase_damage(self.state, phase, *self.probe_sets["train"], objects=objects, budget_scale=scale)
+        scale, (x, y) = self.plan.budget_scale(epoch), self.probe_sets["train"]
+        damage = metrics.phase_damage(self.state, phase, x, y, objects=objects, budget_scale=scale)
         row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, damage)
         row["seconds"] = self.seconds_before + time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds

@@ -6,7 +6,6 @@ The policy's own numbers are constants of a compiled step; what varies by step, 
 tensor of its batch.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,21 +27,13 @@ TARGETS = ("predicted", "label")
 MEAN_OVER = {"image": (1, 2, 3), "batch": (0, 1, 2, 3)}
 
 
-class PixelBudget(NamedTuple):
-    """What a policy makes of the maps of a batch."""
-
-    budget: BudgetMap
-    share: Share  # of the way from eps_low to eps, after the control
-    dead: Flags  # images whose map is zero everywhere
-
-
 class AppliedPolicy(NamedTuple):
     """What a policy makes of some images, at image size."""
 
     heat: Heatmap  # where a map is one number, the share before the control
     budget: BudgetMap
-    share: Share
-    dead: Flags
+    share: Share  # of the way from eps_low to eps, after the control
+    dead: Flags  # images whose map is zero everywhere
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,6 @@ class BudgetPolicy:
     """Which maps are read from a batch, and how they become the budget of each pixel."""
 
     source: Source
-    read: Callable[[SourceInputs], Map]  # the source with its settings
     layer: str  # where a map of the model is read
     of_label: bool  # the map explains the label, not the predicted class
     stored: bool  # maps are kept between epochs, not read from the batch
@@ -97,7 +87,7 @@ class BudgetPolicy:
         acts, logits = clean or (None, None)
         predicted = None if logits is None else logits.argmax(1)
         target = y if self.of_label else predicted
-        return self.read(SourceInputs(x, y, target, self.layer, model, view, acts, logits, noise, objects))
+        return self.source.maps(SourceInputs(x, y, target, self.layer, model, view, acts, logits, noise, objects))
 
     def heat(self, maps: Map, size: tuple[int, int]) -> Heatmap:
         """Maps of the network at image size and in [0,1]; other maps are that already."""
@@ -116,22 +106,16 @@ class BudgetPolicy:
         return (with_mean(budget, self.mean, over=self.mean_over) if self.mean else budget), share
 
     def pixel_budget(
-        self,
-        maps: Map,
-        size: tuple[int, int],
-        *,
-        noise: Noise | None = None,
-        move: Callable[[Share], Share] | None = None,
-    ) -> PixelBudget:
-        """The budget of each pixel of images of this size; `noise` is what the control `blobs` needs.
+        self, maps: Map, size: tuple[int, int], noise: Noise | None, *, move: Callable[[Share], Share] | None = None
+    ) -> tuple[BudgetMap, Share, Flags]:
+        """The budget of each pixel of images of this size, its share after the control, and which maps are dead.
 
-        `move` augments the shares as the images were; it is applied if `moves`.
+        `noise` is the control's; `move`, applied if `moves`, moves the shares as augmentation moved the images.
         """
         share, dead = self.share(maps, size)
         if move is not None and self.moves:
             share = move(share)
-        budget, share = self.budget(share, dead, noise)
-        return PixelBudget(budget, share, dead)
+        return *self.budget(share, dead, noise), dead
 
     def check(self, maps: Tensor, x: Images, noise: Tensor | None, *, source: str, rule: str, control: str) -> None:
         """A UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1].
@@ -198,22 +182,21 @@ def budget_policy(
 ) -> BudgetPolicy | None:
     """The policy that these settings name, None for rule "none"; a name that does not exist is a UserError."""
     choose({"none": None, **masks.RULES}, rule.partition(":")[0], "mask.rule")
-    found, settings = parse_source(source)
+    entry = parse_source(source)
     control_function = choose(masks.CONTROLS, control, "mask.control")
     choose(MEAN_OVER, mean_over, "mask.mean_over")
     if target not in TARGETS:
         raise unknown("mask.target", target, TARGETS)
-    if found.per_image and rule != "rank":
+    if entry.per_image and rule != "rank":
         raise UserError(f"mask.source {source!r} is one number per image; it takes mask.rule rank, not {rule!r}")
     if rule == "none":
         return None
     if eps == 0:
         raise UserError("a mask needs eps above 0")
-    if stored and not found.from_model:
+    if stored and not entry.from_model:
         raise UserError(f"mask.every stores maps of the network, and mask.source {source!r} does not read it")
     return BudgetPolicy(
-        source=found,
-        read=functools.partial(found.maps, **settings),
+        source=entry,
         layer=layer,
         of_label=target == "label",
         stored=stored,
@@ -249,7 +232,7 @@ def apply_policy(
     assert policy is not None
     source_noise, control_noise = (None, None) if blobs is None else blobs.unbind(1)
     maps = policy.maps(x, y, model=model, view=model, noise=source_noise, objects=objects)
-    budget, share, dead = policy.pixel_budget(maps, size, noise=control_noise)
+    budget, share, dead = policy.pixel_budget(maps, size, control_noise)
     heat = policy.share(maps, size)[0][:, 0] if policy.source.per_image else policy.heat(maps, size)
     if mask.rule == "none":
         return AppliedPolicy(heat, torch.full_like(heat, eps)[:, None], torch.ones_like(heat)[:, None], dead)

@@ -1,5 +1,7 @@
 """Sources: what marks the pixels of an image. Each is a function of `SourceInputs` that returns one map per image."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,9 +37,9 @@ class SourceInputs:
 
 @dataclass(frozen=True)
 class Source:
-    """An entry of the table of sources."""
+    """A source of marks: an entry of the table, or what `parse_source` makes of it."""
 
-    maps: Callable[..., Map]  # maps(inputs, **settings)
+    maps: Callable[..., Map]  # maps(inputs), with keywords if there are settings
     raw: bool = False  # returns raw maps, which the policy min-max scales and resizes; else heat at image size
     from_model: bool = False  # reads the network, so that its maps may be stored
     of_image: bool = False  # belongs to the image before augmentation, and moves with it
@@ -123,12 +125,12 @@ def quadrant_settings(text: str) -> dict[str, str]:
     return {"corner": text}
 
 
-def parse_source(text: str) -> tuple[Source, dict[str, Any]]:
-    """The source and the settings of a name such as "gradcam" or "quadrant:ul"."""
+def parse_source(text: str) -> Source:
+    """The source of a name such as "gradcam" or "quadrant:ul", its setting bound."""
     name, colon, value = text.partition(":")
     source = choose(masks.SOURCES, name, "mask.source")
     if source.settings is not None:
-        return source, source.settings(value)
+        return dataclasses.replace(source, maps=functools.partial(source.maps, **source.settings(value)))
     if colon:
         raise UserError(f"mask.source {name!r} takes no setting, but {text!r} has one")
-    return source, {}
+    return source

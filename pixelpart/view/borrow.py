@@ -56,7 +56,11 @@ class FilledModule(NamedTuple):
 
 @dataclass(frozen=True)
 class FrozenView:
-    """A classifier as an attack sees it: features, head and logits; its tensors have no gradient history."""
+    """A classifier as an attack sees it: features, head and logits; its tensors have no gradient history.
+
+    Attacks do not check their inputs if the model is a view: whoever made it has, and the training step must not wait
+    for the device.
+    """
 
     features: FilledModule
     head: FilledModule

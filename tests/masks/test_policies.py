@@ -16,7 +16,7 @@ every_control = pytest.mark.parametrize("control", masks.CONTROLS)
 
 
 def policy(source: str, **settings) -> BudgetPolicy:
-    rule = "rank" if masks.parse_source(source)[0].per_image else "mean"
+    rule = "rank" if masks.parse_source(source).per_image else "mean"
     made = masks.budget_policy(**{"source": source, "rule": rule, "eps": EPS, "eps_low": LOW} | settings)
     assert made is not None
     return made

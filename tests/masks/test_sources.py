@@ -25,8 +25,7 @@ def images(n: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def read(name: str, inputs: SourceInputs) -> Tensor:
-    source, settings = masks.parse_source(name)
-    return source.maps(inputs, **settings)
+    return masks.parse_source(name).maps(inputs)
 
 
 @pytest.mark.parametrize("target", ["label", "predicted"])
