@@ -50,7 +50,7 @@ def test_imports_go_one_way():
 
 
 def test_attacks_load_no_kernels_and_evaluation_loads_no_scipy():
-    late = ("evaluation.evaluate", "comparison.calibration", "evaluation.corruptions")
+    late = ("evaluation.evaluate", "comparison.compare", "evaluation.corruptions")
     code = "import sys, pixelpart.attacks; assert 'pixelpart.kernels' not in sys.modules; "
     code += f"import {', '.join(f'pixelpart.{name}' for name in late)}; assert 'scipy' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

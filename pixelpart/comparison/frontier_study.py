@@ -5,15 +5,16 @@ correctly if u > -μ_k - α_s, robustly if u > -ν_k - β_s, where α_s and β_s
 robust images are always naturally correct, as in measured flags. Accuracies and deviations are fractions.
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pixelpart.comparison.calibration import SimulatedMethod, both_correct
 from pixelpart.comparison.frontier import Arm, Distance, Values, distance, fit_curve
 from pixelpart.errors import UserError
 from pixelpart.evaluation.result import FlagArray
@@ -74,6 +75,37 @@ def seed_correlation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:
     return together / apart if apart else math.nan
 
 
+# -- how alike two runs are
+
+
+def tetrachoric(flags: FlagArray) -> float:
+    """The tetrachoric correlation ρ of two runs of a method, estimated from several, (runs, images)."""
+    s, p = len(flags), float(flags.mean())
+    if not 0 < p < 1:
+        raise UserError(f"the accuracy is {p:.0%} in all runs, which shows no correlation between them")
+    correct = flags.sum(0)
+    both = float((correct * (correct - 1)).mean()) / (s * (s - 1))
+    theta, joint = _joint_accuracy(p)
+    return min(max(math.sin(np.interp(both, joint, theta)), 0.0001), 0.9999)
+
+
+def both_correct(accuracy: float, correlation: float) -> float:
+    """The probability that two runs of this accuracy and tetrachoric correlation are both correct at an image."""
+    return float(np.interp(math.asin(correlation), *_joint_accuracy(accuracy)))
+
+
+@functools.lru_cache(64)
+def _joint_accuracy(p: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """θ, and the probability that two runs of accuracy p and correlation sin θ are both correct at an image.
+
+    P(both correct) = p² + ∫_0^θ exp(-μ²/(1 + sin t)) dt / 2π (Drezner and Wesolowsky, 1990).
+    """
+    theta = np.linspace(0, math.pi / 2, 10_001)
+    integrand = np.exp(-(NormalDist().inv_cdf(p) ** 2) / (1 + np.sin(theta)))
+    area = np.concatenate(([0], np.cumsum(integrand[1:] + integrand[:-1]))) * (theta[1] / 2)
+    return theta, p * p + area / (2 * math.pi)
+
+
 # -- simulated studies
 
 
@@ -91,8 +123,7 @@ class StudyDesign:
     """A study to simulate: one policy, whose D is estimated, or two, whose D are compared; and the uniform arms.
 
     The deviations are those of a run's measured accuracy between seeds, on `images` images; what the noise e_si of a
-    finite number of images does not explain is skill. `correlation` is ρ, between two runs of an arm. Between runs of
-    two arms it is ρ times `shared`: arms may be good at different images.
+    finite number of images does not explain is skill. `correlation` is ρ, between two runs.
     """
 
     policies: tuple[SimulatedArm, ...]
@@ -101,7 +132,6 @@ class StudyDesign:
     natural_deviation: float = 0.0030
     robust_deviation: float = 0.0018
     correlation: float = 0.98
-    shared: float = 1.0
 
     @classmethod
     def like(cls, policies: Sequence[Arm], uniform: Sequence[Arm]) -> "StudyDesign":
@@ -109,23 +139,16 @@ class StudyDesign:
         curve, arms = fit_curve(uniform), [*policies, *uniform]
         simulated = [SimulatedArm(arm.mean_natural, curve.at(arm.mean_natural), arm.runs) for arm in arms]
         deviations = _pooled([arm.natural for arm in arms]), _pooled([arm.robust for arm in arms])
-        rho = fmean(SimulatedMethod.estimate(arm.robust).correlation for arm in arms if arm.runs > 1)
+        rho = fmean(tetrachoric(arm.robust) for arm in arms if arm.runs > 1)
         k, n = len(policies), arms[0].natural.shape[1]
         return cls(tuple(simulated[:k]), tuple(simulated[k:]), n, *deviations, rho)
-
-    def shifted(self, effect: float) -> "StudyDesign":
-        """The same, with the first policy's robust accuracy higher by `effect`."""
-        first, *others = self.policies
-        return replace(self, policies=(replace(first, robust=first.robust + effect), *others))
 
     def draw(self, generator: np.random.Generator) -> tuple[list[Arm], list[Arm]]:
         """Flags of the policies and of the uniform arms in one study."""
         n, rho = self.images, self.correlation
-        common, own, noise = (math.sqrt(part) for part in (rho * self.shared, rho * (1 - self.shared), 1 - rho))
-        ease, arms = _normal(generator, common, (1, n)), []
+        ease, arms = _normal(generator, math.sqrt(rho), (1, n)), []
         for arm in (*self.policies, *self.uniform):
-            u = _normal(generator, noise, (arm.runs, n))
-            u += ease + _normal(generator, own, (1, n)) if own else ease
+            u = ease + _normal(generator, math.sqrt(1 - rho), (arm.runs, n))
             flags = []
             for accuracy, deviation in ((arm.natural, self.natural_deviation), (arm.robust, self.robust_deviation)):
                 mu = NormalDist().inv_cdf(accuracy)

@@ -53,7 +53,6 @@ WRONG = [
     (["evaluate", "my.py:make", "--data", "shapes"], "'my.py:make' is not module:function"),
     (["check", "nothing"], "nothing is not a run folder"),
     (["compare", "a"], "write `compare RUN ... --with RUN ...`"),
-    (["compare", "a", "--with", "b", "--seeds", "3"], "--seeds needs --calibrate"),
     (["report", "nothing"], "nothing is not a run folder"),
     (["data", "burn"], "unknown data command 'burn'; choose from get, list, verify"),
     (["bench", "trian"], "unknown bench 'trian'; did you mean train? choose from "),

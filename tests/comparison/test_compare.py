@@ -196,17 +196,10 @@ def test_the_command_prints_the_table_or_json(groups, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "write `compare RUN ... --with RUN ...` or `compare --calibrate"),
+        ([], "write `compare RUN ... --with RUN ...`"),
         (["--with", "a"], "write `compare RUN"),
-        (["--calibrate", "a", "--with", "b"], "write `compare RUN"),
         (["a", "--with"], "--with: expected at least one argument"),
         (["a", "--with", "b"], "a is not a run folder"),
-        (["a", "--with", "b", "--repeats", "9"], "--repeats needs --calibrate"),
-        (["--calibrate", "--seeds", "3,x"], "'x' is not a whole number above 0"),
-        (["--calibrate", "--accuracy", "50"], "accuracy 50.0 is not between 0 and 1"),
-        (["--calibrate", "--deviation", "-1"], "deviation -1.0 is not in [0, 0.5)"),
-        (["--calibrate", "--images", "1"], "images 1 is not an integer above 1"),
-        (["--calibrate", "nothing"], "nothing is not a run folder"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line_with_exit_code_2(args, message, capsys, tmp_path, monkeypatch):

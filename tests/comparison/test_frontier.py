@@ -25,6 +25,7 @@ from pixelpart.comparison.frontier_study import (
     seed_correlation,
     simulate_studies,
     smallest_effect,
+    tetrachoric,
     verdict,
 )
 from pixelpart.errors import UserError
@@ -162,9 +163,12 @@ def test_without_a_slope_the_variances_are_those_of_the_crossed_bootstrap(arms):
 
 def test_the_variances_are_those_of_resampled_seeds_and_images():
     """The whole estimator, refitted on every resample: a check of y = a - b n as well, which is D to first order."""
-    settings = {"images": 300, "natural_deviation": 0.02, "robust_deviation": 0.02, "correlation": 0.8, "shared": 0.7}
+    settings = {"images": 300, "natural_deviation": 0.02, "robust_deviation": 0.02, "correlation": 0.8}
     uniform = tuple((natural, robust, 6) for natural, robust, _ in UNIFORM)
     (policy,), uniform = study([SimulatedArm(0.79, 0.51, 6)], uniform, seed=2, **settings)
+    for arm in (policy, *uniform):  # on a third of the images, arms are good at different ones
+        columns = [*np.random.default_rng(arm.robust.sum()).permutation(100), *range(100, 300)]
+        arm.natural[:], arm.robust[:] = arm.natural[:, columns], arm.robust[:, columns]
     found, generator, terms = distance(policy, uniform), np.random.default_rng(0), []
 
     def refitted(rows, columns):
@@ -413,6 +417,13 @@ def test_the_smallest_effect_is_that_of_the_normal_distribution_for_many_seeds()
 
 # -- simulated studies
 
+
+def shifted(design, effect):
+    """The same, with the first policy's robust accuracy higher by `effect`."""
+    first, *others = design.policies
+    return replace(design, policies=(replace(first, robust=first.robust + effect), *others))
+
+
 H1 = StudyDesign(
     (on_curve(0.794, 8),),
     tuple(on_curve(*arm) for arm in ((0.759, 4), (0.783, 8), (0.795, 8), (0.8075, 4), (0.832, 4))),
@@ -438,8 +449,8 @@ def test_a_null_study_raises_few_false_alarms_and_a_large_effect_is_seen():
     null = simulate_studies(H1, studies=300)
     low, high = wilson(null.above + null.below, null.studies)
     assert low < 0.05 < high
-    assert simulate_studies(H1.shifted(0.02), studies=40, confidence=0.975).above == 40
-    assert simulate_studies(H1.shifted(-0.02), studies=40, confidence=0.975).below == 40
+    assert simulate_studies(shifted(H1, 0.02), studies=40, confidence=0.975).above == 40
+    assert simulate_studies(shifted(H1, -0.02), studies=40, confidence=0.975).below == 40
     pair = replace(H1, policies=(H1.policies[0], on_curve(0.8, 8)))
     assert simulate_studies(pair, studies=100).share < 0.15
     assert simulate_studies(replace(H1, policies=(on_curve(0.9, 3),)), studies=5).outside == 5
@@ -447,7 +458,7 @@ def test_a_null_study_raises_few_false_alarms_and_a_large_effect_is_seen():
 
 def test_a_design_like_a_study_has_its_sizes_and_deviations_and_a_policy_on_the_curve():
     (policy,), uniform = replace(H1, images=4000).draw(np.random.default_rng(3))
-    design = StudyDesign.like([policy], uniform).shifted(0.001)
+    design = shifted(StudyDesign.like([policy], uniform), 0.001)
     curve = fit_curve(uniform)
     assert design.images == 4000
     assert [arm.runs for arm in design.uniform] == [4, 8, 8, 4, 4]
@@ -458,7 +469,15 @@ def test_a_design_like_a_study_has_its_sizes_and_deviations_and_a_policy_on_the_
     assert design.correlation == pytest.approx(0.98, abs=0.01)
 
 
+def test_the_correlation_of_runs_is_estimated_back_from_simulated_ones():
+    generator = np.random.default_rng(0)
+    latent = math.sqrt(0.8) * generator.standard_normal(2000) + math.sqrt(0.2) * generator.standard_normal((50, 2000))
+    assert tetrachoric(latent > -0.5) == pytest.approx(0.8, abs=0.03)
+    with pytest.raises(UserError, match="the accuracy is 100% in all runs"):
+        tetrachoric(np.ones((3, 10), dtype=bool))
+
+
 def test_the_smallest_effect_is_seen_with_its_power():
     drawn = [H1.draw(np.random.default_rng(k)) for k in range(40)]
     effect = fmean(smallest_effect(distance(policy, uniform)) for (policy,), uniform in drawn)
-    assert 0.7 < simulate_studies(H1.shifted(effect), studies=200, confidence=0.975).share < 0.9
+    assert 0.7 < simulate_studies(shifted(H1, effect), studies=200, confidence=0.975).share < 0.9
