@@ -15,7 +15,7 @@ from pixelpart.errors import UserError
 from pixelpart.listing import ListedAccuracy, ListedRun, check_deletable, delete_run, find_runs, is_run, read_run
 from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.tables import text_table
-from pixelpart.sweeps.table import settings_of_runs
+from pixelpart.sweeps.labels import settings_of_runs
 
 HEAD = ("run", "recipe", "seed", "settings", "epoch", "natural", "robust", "attack", "state")
 NARROW = ("attack", "recipe", "settings", "seed")  # columns that a narrow terminal does not show, the first to go first

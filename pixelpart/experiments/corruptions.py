@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pixelpart.comparison.intervals import PerImage
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
 from pixelpart.experiments.common import paper, plots
 from pixelpart.experiments.common.experiment import Experiment, Runner
-from pixelpart.experiments.common.intervals import PerImage
 from pixelpart.experiments.common.results import Results, RunResult
 from pixelpart.experiments.common.scales import Arms, Scale, masked_pairs, uniform_label
 from pixelpart.experiments.common.tables import STAR, Table, written

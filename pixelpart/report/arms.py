@@ -17,7 +17,7 @@ from pixelpart.evaluation.store import read_flags, read_labels
 from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
 from pixelpart.report.formatting import describe_images, fraction
 from pixelpart.report.run import Marked, Measurement, ReportedRun
-from pixelpart.sweeps.table import differing_runs
+from pixelpart.sweeps.labels import differing_runs
 
 Fields = dict[str, Any]  # those in which runs differ, by dotted name
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pixelpart.comparison.intervals import accuracy_interval
 from pixelpart.data import classes_of
 from pixelpart.experiments.common import plots as shared
-from pixelpart.experiments.common.intervals import accuracy_interval
 from pixelpart.report.arms import ArmResults, Column, ReportedArm
 from pixelpart.report.drawing import WIDTH, Plot, bars_caption, colour_of, is_comparison, new_axes, svg_of
 from pixelpart.report.formatting import capital, short

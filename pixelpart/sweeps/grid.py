@@ -67,20 +67,20 @@ def _jobs(file: GridFile) -> list[Job]:
     )
     jobs: dict[str, Job] = {}
     labels: dict[str, str] = {}
-    for arm in _arms(file):
-        label = " ".join(f"{name}={value}" for name, value in arm.items())
-        config = with_fields(base, arm, source=label)
+    for fields in _combinations(file):
+        label = " ".join(f"{name}={value}" for name, value in fields.items())
+        config = with_fields(base, fields, source=label)
         if config.dataset.startswith("folder:"):
             config = with_data_fields(config)  # what follows from the pictures is part of a run's identity
         job = Job(config, tuple(attacks), file.checkpoint, file.images, file.split)
         if job.id in jobs:
-            raise UserError(f"two arms are the same run: {labels[job.id]} and {label}")
+            raise UserError(f"two combinations are the same run: {labels[job.id]} and {label}")
         jobs[job.id], labels[job.id] = job, label
     return list(jobs.values())
 
 
-def _arms(file: GridFile) -> list[Values]:
-    """The fields that each arm sets, by dotted name."""
+def _combinations(file: GridFile) -> list[Values]:
+    """The fields that each run sets, by dotted name."""
     fixed, grid, zipped = (_by_name(getattr(file, part), part) for part in ("set", "grid", "zip"))
     if twice := (fixed.keys() & grid.keys()) | (zipped.keys() & (fixed.keys() | grid.keys())):
         raise UserError(f"{', '.join(sorted(twice))}: given twice, in [set], [grid] or [zip]")

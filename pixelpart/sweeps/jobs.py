@@ -19,7 +19,7 @@ from pixelpart.sweeps import local
 from pixelpart.sweeps import slurm as slurm_jobs
 from pixelpart.sweeps.burn_ins import share_burn_ins
 from pixelpart.sweeps.identity import identity
-from pixelpart.sweeps.table import describe
+from pixelpart.sweeps.labels import describe
 from pixelpart.sweeps.work import Job, JobFiles, Task, last_line, perform
 
 PLACES = ("local", "slurm")

@@ -6,7 +6,7 @@ from pathlib import Path
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.grid import Grid, read_grid
 from pixelpart.sweeps.jobs import job_states, run_jobs
-from pixelpart.sweeps.table import Table, rows
+from pixelpart.sweeps.table import SweepTable, read_table
 from pixelpart.sweeps.work import Job, JobFiles, use_code
 
 
@@ -19,8 +19,8 @@ def sweep(
     device: str | None = None,
     on: str = "local",
     screen: Screen | None = None,
-) -> Table:
-    """A row per run of the grid, in its order; a run that failed has the state `failed` and its error.
+) -> SweepTable:
+    """A row per run of the grid, in its order, and `means` over seeds; a failed run has the state and its error.
 
     The runs are kept in the folder `out`, and the same call starts only what is missing there. `workers` processes
     share the jobs, each with a GPU of its own if possible, and compute with `threads` CPU threads, or as many as the
@@ -50,8 +50,10 @@ def check_values(jobs: Sequence[Job], out: Path) -> None:
             find_parent(config)
 
 
-def table_of(grid: Grid, out: Path) -> Table:
+def table_of(grid: Grid, out: Path) -> SweepTable:
     """The table of what is there; nothing is started."""
     states = job_states(grid.jobs, out)
-    found = rows(grid.jobs, {state.job.id: state.folder for state in states})
-    return Table({**row, "state": state.state, "error": state.error} for row, state in zip(found, states, strict=True))
+    table = read_table(grid.jobs, {state.job.id: state.folder for state in states})
+    for row, state in zip(table, states, strict=True):
+        row |= {"state": state.state, "error": state.error}
+    return table

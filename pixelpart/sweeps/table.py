@@ -1,4 +1,4 @@
-"""The table of a sweep: a row per job, with the fields that differ, accuracies, intervals and seconds."""
+"""The table of a sweep: a row per job, with the fields that differ, accuracies, intervals and seconds; and means."""
 
 import contextlib
 import csv
@@ -6,26 +6,36 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from pixelpart.config import Config, flat, write_fraction
+from pixelpart.config import write_fraction
 from pixelpart.errors import UserError
+from pixelpart.evaluation.entries import Entry, read_entries
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder, mean_budget
 from pixelpart.runtime.tables import text_table, warning_lines
-from pixelpart.sweeps.identity import unused
+from pixelpart.sweeps.labels import Row, arms, differing
 from pixelpart.sweeps.work import Job
 
 if TYPE_CHECKING:
     from pixelpart.evaluation.attack_spec import AttackSpec
 
-Row = dict[str, Any]
-NOT_SHOWN = ("recipe", "keep", "schema_version")
-ABOUT = (" low", " high", " n", " eps", " warnings")  # ends of the columns about an accuracy
+MEAN = "mean over seeds"  # the column of the labels of arms
+HIDDEN = ("checkpoint", "split")  # in the text: the notes have them
+ABOUT = ("low", "high", "n", "eps", "warnings")  # what follows an attack in the names of the columns about it
 
 
-class Table(list[Row]):
-    """Rows with the same keys; printed as aligned columns."""
+class SweepTable(list[Row]):
+    """A row per run, all with the same keys, and `means` over the seeds; printed as aligned columns.
+
+    The accuracy under an attack is a fraction in the column of that name, such as pgd20, and pgd20 low and pgd20 high
+    are the ends of its interval.
+    """
+
+    def __init__(self, rows: Iterable[Row], attacks: Sequence[str], means: Sequence[Row] = ()) -> None:
+        super().__init__(rows)
+        self.attacks, self.means = attacks, list(means)
 
     def write_csv(self, path: Path) -> None:
         text = io.StringIO()
@@ -36,35 +46,41 @@ class Table(list[Row]):
         atomic_write(path, text.getvalue())
 
     def __str__(self) -> str:
-        """The columns that are not empty everywhere, accuracies with their intervals in %; then the notes."""
-        hidden = ("checkpoint", "split")
-        names = [
-            n
-            for n in self[0]
-            if n not in hidden and not n.endswith(ABOUT) and any(row[n] not in (None, "") for row in self)
-        ]
-        return "\n".join([text_table(names, [[_shown(row, name) for name in names] for row in self]), *self.notes])
+        """The columns that are not empty everywhere; the notes; the means, if an arm has several seeds."""
+        hidden = {*HIDDEN, *(f"{attack} {what}" for attack in self.attacks for what in ABOUT)}
+        head = [n for n in self[0] if n not in hidden and any(row[n] not in (None, "") for row in self)]
+        text = "\n".join([text_table(head, self._cells(head, self)), *self.notes])
+        several = any(row["seeds"] > 1 for row in self.means)
+        return f"{text}\n\n{text_table(*self.means_as_text)}\n" if several else text
+
+    @property
+    def means_as_text(self) -> tuple[list[str], list[list[str]]]:
+        """Head and cells of the table of means."""
+        head = [MEAN, "seeds", "budget", *self.attacks]
+        return head, self._cells(head, self.means)
 
     @property
     def notes(self) -> list[str]:
         """How the accuracies were measured, and the warnings about those with a star."""
-        attacks = [name for name in self[0] if f"{name} low" in self[0]]
-        sizes = [row[f"{name} n"] for row in self for name in attacks if row[name] is not None]
-        about = describe_conditions(attacks, sizes, split=self[0]["split"], checkpoint=self[0]["checkpoint"])
-        stars = warning_lines((name, row[f"{name} warnings"]) for name in attacks for row in self)
+        sizes = [row[f"{name} n"] for row in self for name in self.attacks if row[name] is not None]
+        about = describe_conditions(self.attacks, sizes, split=self[0]["split"], checkpoint=self[0]["checkpoint"])
+        stars = warning_lines((name, row[f"{name} warnings"]) for name in self.attacks for row in self)
         return [about, *stars] if about else []
 
+    def _cells(self, head: Sequence[str], rows: Iterable[Row]) -> list[list[str]]:
+        """Accuracies with their intervals in %, as 28.00% [17.47%, 41.67%]; with a star if there are warnings."""
 
-def _shown(row: Row, name: str) -> str:
-    value = row[name]
-    if value is not None and f"{name} low" in row:
-        return percent(value, (row[f"{name} low"], row[f"{name} high"]), warned=bool(row[f"{name} warnings"]))
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+        def text(row: Row, name: str) -> str:
+            value = row[name]
+            if value is not None and name in self.attacks:
+                low, high = row[f"{name} low"], row[f"{name} high"]
+                interval = "" if low is None else f" [{low:.2%}, {high:.2%}]"
+                return f"{value:.2%}{interval}" + "*" * bool(row[f"{name} warnings"])
+            if isinstance(value, float):
+                return f"{value:.2f}" if name == "budget" else f"{value:.4g}"
+            return "" if value is None else str(value)
 
-
-def percent(accuracy: float, interval: tuple[float, float] | None, *, warned: bool = False) -> str:
-    """28.00% [17.47%, 41.67%]; with a star at the end if there are warnings."""
-    return f"{accuracy:.2%}" + ("" if interval is None else " [{:.2%}, {:.2%}]".format(*interval)) + "*" * warned
+        return [[text(row, name) for name in head] for row in rows]
 
 
 def describe_conditions(columns: Sequence[str], sizes: Iterable[int], *, split: str, checkpoint: str = "") -> str:
@@ -97,65 +113,50 @@ def attack_specs(columns: Iterable[str]) -> "dict[str, AttackSpec]":
     return {name: spec for name, spec in found.items() if spec.kind != "natural"}
 
 
-def differing(jobs: Sequence[Job]) -> list[Row]:
-    """The fields in which the jobs' configs differ, for each job; None where the job does not use the field."""
-    fields = [flat(job.config) for job in jobs]
-    names = [
-        n for n in (fields[0] if fields else {}) if n not in NOT_SHOWN and any(f[n] != fields[0][n] for f in fields)
-    ]
-    skipped = [unused(job.config) - {"init_from", "mask.rule", "burn_in.epochs"} for job in jobs]
-    return [{n: None if n in s else f[n] for n in names} for f, s in zip(fields, skipped, strict=True)]
-
-
-def describe(jobs: Sequence[Job]) -> dict[str, str]:
-    """A label for each job, by its id: the fields in which it differs from the others, else its recipe."""
-    labels = (_label(fields) for fields in differing(jobs))
-    return {job.id: label or job.config.recipe for job, label in zip(jobs, labels, strict=True)}
-
-
-def arms(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    """Jobs that differ only in their seed, by the other fields in which jobs differ."""
-    found: dict[str, list[Job]] = {}
-    for job, fields in zip(jobs, differing(jobs), strict=True):
-        found.setdefault(_label(fields, seed=False) or job.config.recipe, []).append(job)
-    return found
-
-
-def differing_runs(configs: Mapping[Path, Config]) -> dict[Path, Row]:
-    """The fields in which the configs of runs differ, by run folder; None where a run does not use the field.
-
-    Forks of a run next to them, as a shared burn-in leaves them, do not count as different.
-    """
-    jobs = []
-    for path, config in configs.items():
-        parent = Path(config.init_from.rpartition("@")[0]).name
-        shared = bool(parent) and (path.parent / parent).is_dir()
-        jobs.append(Job(config.model_copy(update={"init_from": ""}) if shared else config))
-    return dict(zip(configs, differing(jobs), strict=True))
-
-
-def settings_of_runs(configs: Mapping[Path, Config]) -> dict[Path, str]:
-    """By run folder, the fields in which runs of one recipe differ, apart from the seed."""
-    recipes: dict[str, dict[Path, Config]] = {}
-    for path, config in configs.items():
-        recipes.setdefault(config.recipe, {})[path] = config
-    found = [differing_runs(group).items() for group in recipes.values()]
-    return {path: _label(fields, seed=False) for group in found for path, fields in group}
-
-
-def _label(fields: Row, *, seed: bool = True) -> str:
-    return " ".join(f"{name}={v}" for name, v in fields.items() if v is not None and (seed or name != "seed"))
-
-
-def rows(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[Row]:
-    """A row per job; `folders` are the run folders by id. Results that are not there are None."""
-    return [
-        {"run": job.id, **fields, **results(job, folders.get(job.id))}
+def read_table(jobs: Sequence[Job], folders: Mapping[str, Path]) -> SweepTable:
+    """A row per job, and means; `folders` are the run folders by id. Results that are not there are None."""
+    entries = {job.id: _entries(job, folders.get(job.id)) for job in jobs}
+    rows = {
+        job.id: {"run": job.id, **fields, **_results(job, folders.get(job.id), entries[job.id])}
         for job, fields in zip(jobs, differing(jobs), strict=True)
-    ]
+    }
+    means = []
+    for label, group in arms(jobs).items():
+        if complete := [job.id for job in group if entries[job.id] and all(entries[job.id].values())]:
+            budgets = [rows[id]["budget"] for id in complete if rows[id]["budget"] is not None]
+            mean = {MEAN: label, "seeds": len(complete), "budget": round(fmean(budgets), 2) if budgets else None}
+            for attack in group[0].attacks:
+                mean |= _mean(attack, [(folders[id], entries[id][attack] or {}) for id in complete])
+            means.append(mean)
+    return SweepTable(rows.values(), jobs[0].attacks, means)
 
 
-def results(job: Job, folder: Path | None) -> Row:
+def _entries(job: Job, folder: Path | None) -> dict[str, Entry | None]:
+    """The result of each attack."""
+    found = read_entries(folder) if folder else []
+    return {attack: find_entry(job, attack, found) for attack in job.attacks}
+
+
+def _mean(attack: str, found: Sequence[tuple[Path, Entry]]) -> Row:
+    """The mean accuracy of runs, folder and entry of each; its interval if all have flags of as many images."""
+    import numpy as np
+
+    from pixelpart.comparison.intervals import accuracy_interval
+    from pixelpart.evaluation.store import read_flags
+
+    flags = [read_flags(folder, entry) for folder, entry in found]
+    known, low, high = [one for one in flags if one is not None], None, None
+    if len(known) == len(flags) and len(set(map(len, known))) == 1:
+        ends = accuracy_interval(np.stack(known))
+        low, high = max(0.0, ends[0] / 100), min(1.0, ends[1] / 100)
+    warnings = dict.fromkeys(warning for _, entry in found for warning in entry.get("warnings", []))
+    return {
+        attack: fmean(entry["accuracy"] for _, entry in found), f"{attack} low": low, f"{attack} high": high,
+        f"{attack} warnings": list(warnings),
+    }  # fmt: skip
+
+
+def _results(job: Job, folder: Path | None, entries: Mapping[str, Entry | None]) -> Row:
     """epochs, mean budget after burn-in in 1/255, checkpoint and split, what was measured under each attack, seconds.
 
     For an attack: its accuracy, the ends of the interval, the number of images, eps (but of natural), and warnings.
@@ -167,7 +168,7 @@ def results(job: Job, folder: Path | None) -> Row:
     seconds = math.nan if problems else sum(row["seconds"] for row in metrics)
     budget = mean_budget([] if problems else metrics)
     for attack in job.attacks:
-        entry = find_entry(job, attack, folder) or {}
+        entry = entries[attack] or {}
         low, high = entry.get("interval", (None, None))
         found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
         found[f"{attack} n"] = entry.get("n")
@@ -181,17 +182,15 @@ def results(job: Job, folder: Path | None) -> Row:
     return {**done, **found, "seconds": round(seconds, 1)}
 
 
-def find_entry(job: Job, attack: str, folder: Path | None) -> dict[str, Any] | None:
-    """The entry of the run's eval.json that answers the job's question, the largest number of images first."""
+def find_entry(job: Job, attack: str, entries: Iterable[Entry]) -> Entry | None:
+    """Of a run's results, that of the attack as the job requests it; of several, that on the most images."""
     from pixelpart.evaluation.attack_spec import parse_attack
-    from pixelpart.evaluation.store import read_entries
 
     spec = parse_attack(attack, step_size=job.step_size)
     requested = {
         "attack": attack, "checkpoint": job.checkpoint, "split": job.split, "eps": spec.eps, "seed": spec.seed,
     }  # fmt: skip
     requested |= {"n": job.images} if job.images else {}
-    entries = read_entries(folder) if folder else []
     matching = [
         entry
         for entry in entries

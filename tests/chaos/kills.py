@@ -18,7 +18,7 @@ from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.runs import RunFolder, load_checkpoint
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.jobs import job_states, run_jobs
-from pixelpart.sweeps.table import rows
+from pixelpart.sweeps.table import read_table
 from small_runs import ATTACKS, config, jobs, results_of, state_of, without_clock, write_pictures
 
 QUIET = Screen(quiet=True)
@@ -150,7 +150,7 @@ def evaluation(folder, rng):
 def sweep(folder, rng):
     def end(here):
         states = job_states(jobs(), here)
-        found = rows(jobs(), {state.job.id: state.folder for state in states})
+        found = read_table(jobs(), {state.job.id: state.folder for state in states})
         return [state.state for state in states], [without_clock(row) for row in found]
 
     return Work(lambda here: run_jobs(jobs(), here, screen=QUIET) and None, end)

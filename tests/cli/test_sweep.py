@@ -50,7 +50,7 @@ def test_sweep_prints_the_table_and_starts_only_what_is_missing(grid, tmp_path, 
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["run", "seed", "epochs", "budget", "natural", "seconds", "state"]
-    assert [line[1:4] + line[8:] for line in lines[1:3]] == [["0", "1", "8", "done"], ["1", "1", "8", "done"]]
+    assert [line[1:4] + line[8:] for line in lines[1:3]] == [["0", "1", "8.00", "done"], ["1", "1", "8.00", "done"]]
     assert out.splitlines()[-1] == "2 done"
     assert "2/2 seed=1: done" in err
     assert err.index("seed=0: started") < err.index("1/2 seed=0: done") < err.index("seed=1: started")

@@ -11,6 +11,7 @@ from command_line import few
 from metrics_rows import metrics_row
 from pixelpart import data, experiments, recipes
 from pixelpart.cli.main import main
+from pixelpart.comparison.intervals import accuracy_interval, crossed_interval
 from pixelpart.config import Config
 from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation.attack_spec import parse_attack
@@ -18,7 +19,7 @@ from pixelpart.evaluation.statistics import crossed_bootstrap
 from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper, tables
 from pixelpart.experiments.common.experiment import FOUR, load, run_experiment
-from pixelpart.experiments.common.intervals import accuracy_interval, crossed_interval, minus_paper
+from pixelpart.experiments.common.intervals import minus_paper
 from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs, read_run
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.runtime.progress import Screen

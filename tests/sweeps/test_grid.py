@@ -84,9 +84,9 @@ WRONG = {
     BASE + "[grid]\nseed = 3": "[grid] seed needs a list of values, not 3",
     BASE + "[zip]\nseed = [1, 2]\neps = [0.1]": "[zip] needs lists of one length: seed has 2, eps has 1",
     BASE + "[set]\nseed = 1\n[grid]\nseed = [1]": "seed: given twice, in [set], [grid] or [zip]",
-    BASE + "[grid]\nseed = [1, 1]": "two arms are the same run: seed=1 and seed=1",
+    BASE + "[grid]\nseed = [1, 1]": "two combinations are the same run: seed=1 and seed=1",
     BASE
-    + "[grid]\n'mask.rule' = ['none']\neps_low = [0.01, 0.02]": "two arms are the same run: mask.rule=none eps_low=",
+    + "[grid]\n'mask.rule' = ['none']\neps_low = [0.01, 0.02]": "two combinations are the same run: mask.rule=none",
     BASE + "[grid]\neps = ['9/255', 'x']": "eps=x: eps: 'x' is not a number or a fraction",
     BASE + "[set]\ninit_from = 'nowhere@3'": "nowhere is not a run folder: no such folder",
 }

@@ -18,12 +18,12 @@ from pixelpart.files import exclusive_lock
 from pixelpart.runs import Run, RunFolder
 from pixelpart.sweeps import work
 from pixelpart.sweeps.jobs import find_finished, job_states, run_jobs
-from pixelpart.sweeps.table import Table, rows
+from pixelpart.sweeps.table import read_table
 from pixelpart.sweeps.work import Job, JobFiles
 
 
 def table(jobs, out):
-    found = rows(jobs, {state.job.id: state.folder for state in job_states(jobs, out)})
+    found = read_table(jobs, {state.job.id: state.folder for state in job_states(jobs, out)})
     return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
 
 
@@ -78,7 +78,7 @@ def test_sweep_killed_at_random_moments_gives_the_same_table(eight, quiet, tmp_p
 def test_row_of_a_run(job, quiet, tmp_path):
     jobs = [job(), job("at", seed=1)]
     (state, _) = run_jobs(jobs, tmp_path, screen=quiet)
-    first, second = rows(jobs, {state.job.id: state.folder})
+    first, second = table = read_table(jobs, {state.job.id: state.folder})
     entries = {entry["attack"]: entry for entry in json.loads((state.folder / "eval.json").read_text())["entries"]}
     seconds = sum(row["seconds"] for row in Run(state.folder).metrics) + sum(e["seconds"] for e in entries.values())
     budget = round(255 * fmean(row["budget_mean"] for row in Run(state.folder).metrics[1:]), 2)
@@ -93,7 +93,7 @@ def test_row_of_a_run(job, quiet, tmp_path):
         "pgd2 warnings": entries["pgd2"]["warnings"], "seconds": round(seconds, 1),
     }  # fmt: skip
     assert (second["natural"], second["epochs"]) == (None, 0)
-    Table([first, second]).write_csv(tmp_path / "table.csv")
+    table.write_csv(tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text().splitlines()
     assert lines[0] == (
         "run,seed,mask.rule,burn_in.epochs,epochs,budget,checkpoint,split,natural,natural low,natural high,natural n,"

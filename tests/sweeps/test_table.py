@@ -5,8 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+from pixelpart.comparison.intervals import accuracy_interval
 from pixelpart.config import Config
-from pixelpart.sweeps.table import Table, describe_conditions, rows
+from pixelpart.sweeps.table import describe_conditions, read_table
 from pixelpart.sweeps.work import Job
 from run_results import write_run
 
@@ -27,7 +28,7 @@ def table(tmp_path):
             dict.fromkeys(job.attacks[:2], FLAGS[: 50 - 10 * job.config.seed]),
             config=job.config.model_dump(), interval=[0.2, 0.6], warnings=[COLLAPSED, STEPS] if job.config.seed else [],
         )  # fmt: skip
-    return Table(rows(jobs, {job.id: tmp_path / job.id for job in jobs}))
+    return read_table(jobs, {job.id: tmp_path / job.id for job in jobs})
 
 
 def test_cells_with_warnings_have_a_star_and_the_texts_are_below_the_table(table):
@@ -42,6 +43,21 @@ def test_cells_with_warnings_have_a_star_and_the_texts_are_below_the_table(table
     ]
 
 
+def test_means_are_over_the_seeds_that_have_all_results(tmp_path):
+    every = [(eps, seed) for eps in (4 / 255, 8 / 255) for seed in (0, 1)]
+    jobs = [Job(Config(recipe="mine", seed=seed, eps=eps, holdout=64), ("natural",)) for eps, seed in every]
+    for job, right in zip(jobs, (20, 25, 30), strict=False):
+        write_run(tmp_path / job.id, {"natural": np.arange(50) < right}, config=job.config.model_dump())
+    table = read_table(jobs, {job.id: tmp_path / job.id for job in jobs})
+    both, one = table.means
+    low, high = accuracy_interval(np.stack([np.arange(50) < right for right in (20, 25)]))
+    assert (both["mean over seeds"], both["seeds"], both["natural"]) == ("eps=4/255", 2, 0.45)
+    assert (both["natural low"], both["natural high"]) == (max(0, low / 100), min(1, high / 100))
+    assert (one["mean over seeds"], one["seeds"], one["natural"]) == ("eps=8/255", 1, 0.6)
+    assert str(table).rstrip().splitlines()[-1].split()[:3] == ["eps=8/255", "1", "60.00%"]
+    assert "mean over seeds" not in str(read_table(jobs[::2], {job.id: tmp_path / job.id for job in jobs}))
+
+
 def test_csv_has_eps_images_checkpoint_and_warnings(table, tmp_path):
     table.write_csv(tmp_path / "table.csv")
     with open(tmp_path / "table.csv") as file:
@@ -54,8 +70,7 @@ def test_csv_has_eps_images_checkpoint_and_warnings(table, tmp_path):
 
 
 def test_a_table_without_results_has_no_notes():
-    (row,) = rows([Job(Config(), ("natural", "pgd20"))], {})
-    assert len(str(Table([row])).splitlines()) == 2
+    assert len(str(read_table([Job(Config(), ("natural", "pgd20"))], {})).splitlines()) == 2
 
 
 @pytest.mark.parametrize(

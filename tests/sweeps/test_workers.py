@@ -15,7 +15,7 @@ from pixelpart.runs import Run, RunFolder
 from pixelpart.sweeps import local
 from pixelpart.sweeps.grid import read_grid
 from pixelpart.sweeps.jobs import job_states, run_jobs
-from pixelpart.sweeps.table import rows
+from pixelpart.sweeps.table import read_table
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _small_workers(monkeypatch):
 
 
 def table(jobs, out):
-    found = rows(jobs, {state.job.id: state.folder for state in job_states(jobs, out)})
+    found = read_table(jobs, {state.job.id: state.folder for state in job_states(jobs, out)})
     return [{name: value for name, value in row.items() if name != "seconds"} for row in found]
 
 

@@ -9,17 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from pixelpart.comparison.intervals import PerImage, accuracy_interval, student
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.store import read_entries, read_flags
-from pixelpart.experiments.common.intervals import (
-    SAME_AS_IN_PAPER,
-    PerImage,
-    accuracy_interval,
-    apart,
-    minus_paper,
-    student,
-)
+from pixelpart.evaluation.entries import Entry, read_entries
+from pixelpart.evaluation.store import read_flags
+from pixelpart.experiments.common.intervals import SAME_AS_IN_PAPER, apart, minus_paper
 from pixelpart.experiments.common.paper import Number, Numbers
 from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
@@ -206,7 +201,8 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     measures = {path.stem: _measured(path) for path in sorted(folder.glob("measures/*.json"))}
     numbers, ends = ({k: v for one in measures.values() for k, v in one.get(key, {}).items()} for key in MEASURED)
     corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
-    entries = {column: corrupted.get(column) or _entry(job, column, folder) for column in columns}
+    attacked = read_entries(folder)
+    entries = {column: corrupted.get(column) or _entry(job, column, attacked) for column in columns}
     n = max((entry["n"] for entry in entries.values() if entry), default=0)
     for column, entry in entries.items():
         if entry and entry["n"] == n:
@@ -243,13 +239,13 @@ def all_epochs(folder: Path) -> list[MetricsRow]:
     return [*(row for row in before if row["epoch"] <= last), *rows]
 
 
-def _entry(job: Job, column: str, folder: Path) -> dict[str, Any] | None:
+def _entry(job: Job, column: str, entries: Sequence[Entry]) -> Entry | None:
     try:
-        found = find_entry(job, column, folder)
+        found = find_entry(job, column, entries)
     except UserError:  # the column is not an attack
         return None
     if found is None and not job.config.holdout:  # then best and last are the same weights
-        found = find_entry(replace(job, checkpoint="best" if job.checkpoint == "last" else "last"), column, folder)
+        found = find_entry(replace(job, checkpoint="best" if job.checkpoint == "last" else "last"), column, entries)
     return found
 
 
