@@ -1,10 +1,8 @@
 """`pixelpart runs`."""
 
-import contextlib
 import json
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +17,10 @@ from pixelpart.sweeps.labels import settings_of_runs
 
 HEAD = ("run", "recipe", "seed", "settings", "epoch", "natural", "robust", "attack", "state")
 NARROW = ("attack", "recipe", "settings", "seed")  # columns that a narrow terminal does not show, the first to go first
-WATCH_SECONDS = 2.0
 
 
 def runs(args: list[str]) -> int:
-    """Lists runs with their results, follows them, or deletes them."""
+    """Lists runs with their results, or deletes them."""
     parser = Parser("runs", runs.__doc__)
     add = parser.add_argument
     add(
@@ -33,26 +30,19 @@ def runs(args: list[str]) -> int:
         help="folder: the runs in it and below; or a quoted pattern of paths, names or recipes, such as 'part-*' "
         "(default: all below the current folder)",
     )
-    add("--watch", action="store_true", help="show the list again when it changes, until Ctrl-C")
     add("--delete", action="store_true", help="delete the runs; a PATTERN is then a run folder or a pattern")
     add("--yes", action="store_true", help="--delete: do not ask; required without a terminal")
     add("--json", action="store_true", help="print a list of JSON objects")
     found = parser.parse_all(args)
-    if found.watch and (found.delete or found.json):
-        raise UserError(f"--watch cannot be combined with {'--delete' if found.delete else '--json'}")
     if found.delete:
         return delete(found.patterns, yes=found.yes, as_json=found.json)
-    if found.watch:
-        with contextlib.suppress(KeyboardInterrupt):
-            watch(found.patterns)
-        return 0
     listed = find_runs(found.patterns)
     print(json.dumps([run.as_json() for run in listed], indent=2) if found.json else table(listed, width=columns()))
     return 0
 
 
-def table(listed: Sequence[ListedRun], *, width: int | None = None, height: int | None = None) -> str:
-    """The runs as a table of at most `width` columns and `height` lines, with its marks explained and a count."""
+def table(listed: Sequence[ListedRun], *, width: int | None = None) -> str:
+    """The runs as a table of at most `width` columns, with its marks explained and a count."""
     if not listed:
         return "no runs below the current folder"
     measured = [one for run in listed for one in (run.natural, run.robust) if one]
@@ -63,27 +53,23 @@ def table(listed: Sequence[ListedRun], *, width: int | None = None, height: int 
         notes.append("* has warnings, which `pixelpart evaluate RUN` prints")
     counts = Counter(run.state for run in listed)
     notes.append(f"{counted(listed)}: {', '.join(f'{n} {state}' for state, n in sorted(counts.items()))}")
-    rows = cells(listed)
-    if height and len(listed) > (most := max(1, height - len(notes) - 1)):
-        listed = sorted(listed, key=lambda run: run.state != "running")[:most]
-        notes[-1] += f"; {most} are shown"
-    return "\n".join([fitted([rows[run.path] for run in listed], width), *notes])
+    return "\n".join([fitted(cells(listed), width), *notes])
 
 
 def counted(listed: Sequence[ListedRun]) -> str:
     return f"{len(listed)} run{'s' * (len(listed) != 1)}"
 
 
-def cells(listed: Sequence[ListedRun]) -> dict[Path, dict[str, str]]:
-    """The texts of each run by column, by its folder; settings are those in which the runs of a recipe differ."""
+def cells(listed: Sequence[ListedRun]) -> list[dict[str, str]]:
+    """The texts of each run by column; settings are those in which the runs of a recipe differ."""
     settings = settings_of_runs({run.path: run.config for run in listed if run.config})
-    found = {}
+    rows = []
     for run in listed:
         epoch = f"{run.epoch}/{run.epochs}" if run.epochs else ""
         who = (str(run.path), run.recipe, "" if run.seed is None else str(run.seed), settings.get(run.path, ""))
         results = (percent(run.natural), percent(run.robust), attack(run))
-        found[run.path] = dict(zip(HEAD, (*who, epoch, *results, run.state), strict=True))
-    return found
+        rows.append(dict(zip(HEAD, (*who, epoch, *results, run.state), strict=True)))
+    return rows
 
 
 def attack(run: ListedRun) -> str:
@@ -123,30 +109,6 @@ def fitted(rows: Sequence[dict[str, str]], width: int | None) -> str:
 
 def columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-# -- following
-
-
-def watch(patterns: Sequence[str]) -> None:
-    """Shows the table until Ctrl-C; without a terminal, the rows that are new or have changed."""
-    if not sys.stdout.isatty():
-        before: dict[Path, dict[str, str]] = {}
-        while True:
-            now = cells(find_runs(patterns))
-            for row in (row for path, row in now.items() if before.get(path) != row):
-                print("  ".join(text for text in row.values() if text), flush=True)
-            before = now
-            time.sleep(WATCH_SECONDS)
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(auto_refresh=False) as live:
-        while True:
-            width, height = shutil.get_terminal_size()
-            text = table(find_runs(patterns), width=width, height=height - 1)
-            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-            time.sleep(WATCH_SECONDS)
 
 
 # -- deleting

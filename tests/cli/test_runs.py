@@ -1,4 +1,4 @@
-"""`pixelpart runs`: the table, --json, --watch and --delete."""
+"""`pixelpart runs`: the table, --json and --delete."""
 
 import io
 import json
@@ -105,17 +105,6 @@ def test_table_fits_the_width_of_a_terminal(width):
     assert {"epoch", "natural", "robust", "state"} <= set(lines[0].split())
 
 
-def test_table_fits_the_height_of_a_terminal_and_then_shows_what_runs_first():
-    for seed in range(30):
-        make(f"r{seed}", right=45)
-    with RunFolder("r29").locked():
-        lines = command.table(listing.find_runs(), height=10).splitlines()
-    assert len(lines) == 10
-    assert lines[1].startswith("r29 ")
-    assert lines[1].endswith(" running")
-    assert lines[-1] == "30 runs: 29 finished, 1 running; 8 are shown"
-
-
 def test_listing_does_not_import_torch():
     make("a", right=45)
     code = "import sys; from pixelpart.cli.main import main; main(['runs']); sys.exit('torch' in sys.modules)"
@@ -124,22 +113,7 @@ def test_listing_does_not_import_torch():
     assert "pgd20" in result.stdout
 
 
-def test_watch_without_a_terminal_prints_what_changes_and_ends_with_ctrl_c(capsys, monkeypatch):
-    make("a", epoch=1)
-    make("b", epoch=1)
-    steps = iter([lambda: make("a", epoch=2), lambda: None, stop])
-    monkeypatch.setattr(command.time, "sleep", lambda _: next(steps)())
-    lines = output(capsys, "--watch").splitlines()
-    assert [re.split(" +", line)[0] + " " + re.split(" +", line)[3] for line in lines] == ["a 1/4", "b 1/4", "a 2/4"]
-
-
-def stop():
-    raise KeyboardInterrupt
-
-
-def test_options_that_exclude_each_other_are_refused(capsys):
-    mistake(capsys, ["runs", "--watch", "--json"], "--watch cannot be combined with --json")
-    mistake(capsys, ["runs", "a", "--watch", "--delete"], "--watch cannot be combined with --delete")
+def test_delete_needs_names(capsys):
     mistake(capsys, ["runs", "--delete"], "name the runs to delete")
 
 
