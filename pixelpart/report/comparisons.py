@@ -73,15 +73,13 @@ def compare_runs(table: Sequence[ResultRow]) -> list[Pair]:
 
 
 def difference(high: RunMeasurement, low: RunMeasurement, where: str = "") -> str:
-    """Whether two results differ: by McNemar's test where both have flags for the same images, else by intervals."""
+    """Whether two results differ, by McNemar's test where both have flags for the same images."""
     points = 100 * high[1].accuracy - 100 * low[1].accuracy
     text = f"The difference of {points:.2f} points{where}"
     if (p := mcnemar_p(high, low)) is not None:
         significant = "is significant" if p < LEVEL else "is not significant"
         return f"{text} {significant} for these images (McNemar's test, {p_value(p)})."
-    if high[1].interval[0] <= low[1].interval[1]:
-        return f"{text} is not resolved: the intervals overlap."
-    return f"{text} is larger than the intervals, which do not overlap."
+    return f"{text} is not tested: the runs have no results for each image under the same conditions."
 
 
 def mcnemar_p(one: RunMeasurement, other: RunMeasurement) -> float | None:

@@ -65,7 +65,7 @@ def test_differences_are_in_a_list_and_below_the_headline(make_run, page, entry)
     assert "part 43.00 %, at 40.00 %. The difference of 3.00 points" in pgd
     header = found.all("header")[0]
     assert "about these two models, not about the methods" in header.all("p", "summary")[0].text
-    assert "The difference of 3.00 points under pgd20 is not resolved" in header.text
+    assert "The difference of 3.00 points under pgd20 is not tested" in header.text
 
 
 def test_folder_is_named_in_words(make_run, page, entry):
