@@ -1,4 +1,4 @@
-"""Speed next to the usual way of doing the same, measured in one run. No torch here, so that `--help` is quick."""
+"""Speed next to the usual implementation, measured in one run. No torch here, so that `--help` is quick."""
 
 import importlib
 from collections.abc import Callable

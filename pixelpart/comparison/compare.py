@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pixelpart.config import differing_fields, write_fraction
+from pixelpart.config import differing_fields, method_fields, write_fraction
 from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.entries import read_entries, without_replaced
 from pixelpart.evaluation.result import Entry, FlagArray
@@ -21,7 +21,6 @@ from pixelpart.runtime.tables import text_table
 
 # fields that two results must share for their flags to be about the same images under the same attack
 CONDITIONS = ("dataset", "split", "n", "eps", "settings", "seed", "precision", "pixels")
-SEED_FIELDS = {"seed", "recipe", "init_from", "keep"}  # config fields in which two runs of one method may differ
 FILES = ("eval.json", "corruptions.json")
 MOST_LISTED = 20  # names in an error
 ABOUT_MODELS = "One run a side: this is about these two models, not about the methods."
@@ -204,8 +203,8 @@ def check_same_method(folders: Sequence[Path]) -> None:
     first = RunFolder(folders[0]).read_config()
     for folder in folders:
         config = RunFolder(folder).read_config()
-        differing = [what for what in differing_fields(first, config) if what.partition(":")[0] not in SEED_FIELDS]
-        if differing:
+        compared = method_fields(config)
+        if differing := [what for what in differing_fields(first, config) if what.partition(":")[0] in compared]:
             raise UserError(f"{folder} and {folders[0]} differ in more than their seed ({'; '.join(differing)})")
         if config.seed in seeds:
             raise UserError(f"{folder} and {seeds[config.seed]} have the same seed, {config.seed}; give each run once")

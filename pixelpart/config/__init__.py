@@ -6,11 +6,13 @@ No torch is imported here, so that `--help` is quick.
 from pixelpart.config.fields import EPS_LOW, Config, MaskConfig, OptimConfig, Section
 from pixelpart.config.old import ADDED
 from pixelpart.config.reading import (
+    NAMING_FIELDS,
     code_flags,
     config_from,
     differing_fields,
     flag_of,
     flat,
+    method_fields,
     read_config,
     validation_message,
     with_fields,
@@ -42,9 +44,9 @@ def default_step_size(eps: float) -> float:
 
 
 __all__ = [
-    "ADDED", "DEFAULT_ATTACKS", "DEFAULT_EPS", "DEFAULT_SEED", "DEFAULT_STEP_SIZE", "EPS_LOW", "Config", "MaskConfig",
-    "OptimConfig", "Section", "Size", "check_colour", "code_flags", "config_from", "data_label", "default_step_size",
-    "differing_fields", "flag_of", "flat", "height_width", "is_user_code", "levels_hint", "parse_fraction",
-    "parse_size", "read_config", "split_data_label", "validation_message", "with_fields", "write_fraction",
-    "write_size",
+    "ADDED", "DEFAULT_ATTACKS", "DEFAULT_EPS", "DEFAULT_SEED", "DEFAULT_STEP_SIZE", "EPS_LOW", "NAMING_FIELDS",
+    "Config", "MaskConfig", "OptimConfig", "Section", "Size", "check_colour", "code_flags", "config_from",
+    "data_label", "default_step_size", "differing_fields", "flag_of", "flat", "height_width", "is_user_code",
+    "levels_hint", "method_fields", "parse_fraction", "parse_size", "read_config", "split_data_label",
+    "validation_message", "with_fields", "write_fraction", "write_size",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from pixelpart.config.values import is_user_code
 from pixelpart.errors import UserError, one_line, similar_names
 from pixelpart.files import parse_json, parse_toml, read_text
 
+NAMING_FIELDS = ("schema_version", "recipe", "keep")  # decide no result
 EXPECTED = {  # in the place of pydantic's messages of these types
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -111,6 +112,12 @@ def flat(config: Config) -> dict[str, Any]:
     for name, value in config.model_dump(mode="json").items():
         found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
     return found
+
+
+def method_fields(config: Config) -> dict[str, Any]:
+    """The fields in which all runs of a method agree: not the seed, nor the run that one was forked from."""
+    skipped = (*NAMING_FIELDS, "seed", "init_from")
+    return {name: value for name, value in flat(config).items() if name not in skipped}
 
 
 def differing_fields(a: Config, b: Config) -> list[str]:

@@ -14,7 +14,7 @@ from pixelpart.experiments.common.tables import Table, signed
 
 UNIFORM = {"paper": (5, 6, 7, 7.5, 8, 9), "demo": (4, 6, 8, 10, 12)}  # levels of 255
 CONTROLS = {"paper": ("shuffled", "flat", "blobs", "inverted"), "demo": ("shuffled", "flat", "inverted")}
-FULL_DEMO = replace(DEMO, epochs=12, burn_in=3, images=1000, settings={}, looks=())  # the recipe's own length
+FULL_DEMO = replace(DEMO, epochs=12, burn_in=3, images=1000, settings={}, keep=())  # the recipe's own length
 
 
 def arms(scale: Scale) -> Arms:

@@ -13,7 +13,7 @@ from pixelpart.experiments.common.tables import Table
 UNIFORM = (7, 8, 9, 10)
 SCALES = {
     "paper": replace(FAST, settings={"holdout": 5000}),
-    "demo": replace(DEMO, epochs=3, images=256, looks=()),
+    "demo": replace(DEMO, epochs=3, images=256, keep=()),
 }
 
 

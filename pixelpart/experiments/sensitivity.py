@@ -54,7 +54,7 @@ EXPERIMENT = Experiment(
     attacks=("natural",),
     measures=("pixelpart.experiments.common.measures:sensitivity",),
     columns=lambda scale: ("natural", SENSITIVITY, AFTER_PGD),
-    scales={"paper": replace(FULL_DEMO, name="paper", images=2000), "demo": replace(DEMO, looks=())},
+    scales={"paper": replace(FULL_DEMO, name="paper", images=2000), "demo": replace(DEMO, keep=())},
     seeds={"paper": range(8), "demo": range(3)},
     baselines=lambda arms: list(zip(list(arms)[::2], list(arms)[1::2], strict=True)),
     data=("shapes",),

@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pixelpart.comparison.compare import SEED_FIELDS, common_name
-from pixelpart.config import DEFAULT_EPS, flat
+from pixelpart.comparison.compare import common_name
+from pixelpart.config import DEFAULT_EPS, method_fields
 from pixelpart.evaluation.store import read_flags, read_labels
 from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
 from pixelpart.report.formatting import describe_images, fraction
@@ -134,8 +134,7 @@ def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
     """Runs that differ only in their seed, together; of one seed, the first run."""
     groups: dict[str, dict[int, ReportedRun]] = {}
     for run in runs:
-        settings = {name: value for name, value in flat(run.config).items() if name not in SEED_FIELDS}
-        groups.setdefault(json.dumps(settings, sort_keys=True), {}).setdefault(run.config.seed, run)
+        groups.setdefault(json.dumps(method_fields(run.config), sort_keys=True), {}).setdefault(run.config.seed, run)
     return [list(seeds.values()) for seeds in groups.values()]
 
 
@@ -206,11 +205,10 @@ def uniform_arms(arms: Sequence[ReportedArm]) -> dict[str, str]:
     for arm in arms:
         config = arm.runs[0].config
         if config.mask.rule == "none":
-            skipped = {"eps", "eps_low", *SEED_FIELDS}
             settings = {
                 name: value
-                for name, value in flat(config).items()
-                if name not in skipped and not name.startswith(("mask.", "burn_in."))
+                for name, value in method_fields(config).items()
+                if name not in ("eps", "eps_low") and not name.startswith(("mask.", "burn_in."))
             }
             families.setdefault(json.dumps(settings, sort_keys=True), {})[arm.label] = fraction(config.eps)
     largest: dict[str, str] = max(families.values(), key=lambda family: len(set(family.values())), default={})

@@ -9,16 +9,16 @@ from pydantic import Field
 from pixelpart.evaluation.corruptions import FILE, mean_accuracy
 from pixelpart.evaluation.store import read_flags
 from pixelpart.report.formatting import count, percent
-from pixelpart.report.run import Measurement, Record, ReportedRun
+from pixelpart.report.run import JsonRecord, Measurement, ReportedRun
 
 
-class BehaviourRecord(Record):
+class BehaviourRecord(JsonRecord):
     name: str
     found: str
     verdict: str
 
 
-class CheckRecord(Record):
+class CheckRecord(JsonRecord):
     """check.json."""
 
     verdict: str

@@ -16,16 +16,16 @@ from pixelpart.files import parse_json, read_text
 from pixelpart.report.arms import ReportedArm, collect, varying
 from pixelpart.report.commands import experiment_command
 from pixelpart.report.formatting import capital, count
-from pixelpart.report.run import Record, read_runs
+from pixelpart.report.run import JsonRecord, read_runs
 from pixelpart.report.sweep import runs_content
 
 
-class ArmRecord(Record):
+class ArmRecord(JsonRecord):
     requested: int
     runs: tuple[str, ...]
 
 
-class ExperimentRecord(Record):
+class ExperimentRecord(JsonRecord):
     """result.json."""
 
     experiment: str

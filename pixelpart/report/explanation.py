@@ -8,26 +8,26 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from pixelpart.report.run import Record, ReportedRun
+from pixelpart.report.run import JsonRecord, ReportedRun
 from pixelpart.runs import EXPLAIN_SCHEMA
 
 STATE = ("heat", "budget", "adversarial")  # arrays of explain.safetensors for each checkpoint
 NO_PICTURES = "no pictures yet"
 
 
-class PredictionRecord(Record):
+class PredictionRecord(JsonRecord):
     label: int = Field(alias="class")
     confidence: float
 
 
-class ImageRecord(Record):
+class ImageRecord(JsonRecord):
     index: int
     label: int
     natural: PredictionRecord
     adversarial: PredictionRecord
 
 
-class ObjectRecord(Record):
+class ObjectRecord(JsonRecord):
     n: int | None = None
     dead: int = 0
     object_area: float
@@ -35,7 +35,7 @@ class ObjectRecord(Record):
     heat_on_object: float | None = None
 
 
-class ExplainRecord(Record):
+class ExplainRecord(JsonRecord):
     """explain.json."""
 
     checkpoint: str

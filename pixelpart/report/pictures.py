@@ -29,7 +29,7 @@ MAX_IMAGES = 12
 
 
 @dataclass(frozen=True)
-class Cell:
+class Picture:
     uri: str
     alt: str
     prediction: str = ""
@@ -42,7 +42,7 @@ class Strip:
     """One run's pictures of one image by their kind, or why there are none."""
 
     run: ReportedRun
-    cells: dict[str, Cell]
+    cells: dict[str, Picture]
     missing: str = ""
 
 
@@ -82,16 +82,16 @@ def _strip(run: ReportedRun, index: int, scale: tuple[float, float]) -> Strip:
         "attacked": f"Attacked picture {of}",
         "change": f"Change {of}: darker or brighter",
     }
-    cells = {kind: Cell(png_uri(pictures[kind]), alt) for kind, alt in alts.items()}
+    cells = {kind: Picture(png_uri(pictures[kind]), alt) for kind, alt in alts.items()}
     for kind, prediction in (("picture", image.natural), ("attacked", image.adversarial)):
         cells[kind] = _predicted(cells[kind], image, prediction, record)
     return Strip(run, cells)
 
 
-def _predicted(cell: Cell, image: ImageRecord, prediction: PredictionRecord, record: ExplainRecord) -> Cell:
+def _predicted(cell: Picture, image: ImageRecord, prediction: PredictionRecord, record: ExplainRecord) -> Picture:
     name, right = record.classes[prediction.label], prediction.label == image.label
     alt = f"{cell.alt}; predicted as {name}, which is {'right' if right else 'wrong'}"
-    return Cell(cell.uri, alt, name, f"{100 * prediction.confidence:.0f}{NBSP}%", right)
+    return Picture(cell.uri, alt, name, f"{100 * prediction.confidence:.0f}{NBSP}%", right)
 
 
 def write_picture(run: Run, *, rows: int = 4) -> Path:

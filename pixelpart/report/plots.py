@@ -64,8 +64,8 @@ def plane(found: ArmResults) -> list[Plot]:
     shown = list(means)
     uniform = uniform_arms(shown)
     figure, axes = new_axes(4.4, 3.4)
-    looks = {arm.label: {"color": colour_of(arm), "fmt": arm.marker} for arm in shown}
-    shared.plane(axes, found.results, y=robust.key, look=lambda label: looks[label], names=uniform)
+    styles = {arm.label: {"color": colour_of(arm), "fmt": arm.marker} for arm in shown}
+    shared.plane(axes, found.results, y=robust.key, styles=styles, names=uniform)
     axes.set_xlabel("natural accuracy, %")
     axes.set_ylabel(f"accuracy under {robust.name}, %")
     curve = _draw_curve(axes, found, robust, list(uniform))

@@ -21,13 +21,13 @@ COLOURS = 8  # --run-0 to --run-7 in report.css
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★"}  # as characters
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """An object of a JSON file; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=JsonRecord)
 
 
 def step_size_of(settings: Mapping[str, Any], eps: float | None) -> float | str | None:
@@ -39,7 +39,7 @@ def step_size_of(settings: Mapping[str, Any], eps: float | None) -> float | str 
     return "default" if step_size == default_step_size(eps or DEFAULT_EPS) else step_size
 
 
-class Measurement(Record):
+class Measurement(JsonRecord):
     """One entry of eval.json or corruptions.json."""
 
     attack: str

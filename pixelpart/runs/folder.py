@@ -69,21 +69,21 @@ class RunFolder:
             if differing := differing_fields(theirs, config):
                 raise UserError(
                     f"{self.path} holds a run with another config ({'; '.join(differing)}); "
-                    + (self._command_that_goes_on(theirs, config) or "choose another --out")
+                    + (self._command_to_continue(theirs, config) or "choose another --out")
                 )
         elif self.path.exists() and (
             not self.path.is_dir() or any(entry.name not in UNFINISHED for entry in self.path.iterdir())
         ):
             raise UserError(f"{self.path} is not empty and not a run folder; choose another --out")
 
-    def _command_that_goes_on(self, theirs: Config, config: Config) -> str:
+    def _command_to_continue(self, theirs: Config, config: Config) -> str:
         """The command for more epochs of a finished run; empty if this config asks for something else."""
         rows, more = self.read_metrics([]), theirs.model_copy(update={"epochs": config.epochs})
         if config != more or config.epochs < theirs.epochs or not rows or rows[-1]["epoch"] < theirs.epochs:
             return ""
         words = ["pixelpart", "train", str(self.path), *code_flags(config)]
         words += ["--epochs", str(config.epochs), "--init-from", f"{self.path}@{theirs.epochs}"]
-        return f"it is finished; to go on: {shlex.join([*words, '--out', f'{self.path}-{config.epochs}'])}"
+        return f"it is finished; to continue: {shlex.join([*words, '--out', f'{self.path}-{config.epochs}'])}"
 
     def write_config(self, config: Config) -> None:
         """Writes config.json unless it exists."""

@@ -10,7 +10,8 @@ from pixelpart.sweeps.work import JobFiles, Task
 def share_burn_ins(tasks: list[Task]) -> tuple[list[Task], list[Task]]:
     """The burn-ins to train first, and the tasks, of which some become forks; a fork ends in the same bits.
 
-    The source is a run whose checkpoint after burn-in is there or will be, else a plain run, else the first of a group.
+    The source is a run whose checkpoint after burn-in exists or is being trained, else a run without a mask, else the
+    first of the group.
     """
     new = [task for task in tasks if not JobFiles(task.out, task.id).begun()]
     groups: dict[tuple[int, str], list[Task]] = {}

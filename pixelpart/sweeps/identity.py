@@ -9,11 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import ADDED, Config, flat, is_user_code
+from pixelpart.config import ADDED, NAMING_FIELDS, Config, flat, is_user_code
 from pixelpart.runs import RunFolder
 
 Fields = dict[str, Any]  # JSON values by dotted name
-NAMES = ("schema_version", "recipe", "keep", "num_classes", "classes", "init_from")  # decide nothing by themselves
+NOT_DECISIVE = (*NAMING_FIELDS, "num_classes", "classes", "init_from")  # by themselves
 
 OF_MAPS = {"mask.layer": "features", "mask.target": "predicted"}  # with their defaults
 OTHER_SOURCES = ("margin", "centre", "quadrant", "blobs", "object")
@@ -23,8 +23,8 @@ NOT_READ = {"gradient": ("mask.layer",), **dict.fromkeys(OTHER_SOURCES, tuple(OF
 def identity(config: Config, *, folder: Path | None = None) -> str:
     """The name of the run's folder in a sweep: 16 hexadecimal digits.
 
-    A fork enters with its parent's identity; a fork of a plain run that agrees in all else is the same run as one with
-    a burn-in of its own. `folder` is the run's own: the parent may also be found next to it.
+    A fork's hash includes the identity of its parent, unless a run with a burn-in of its own would have the same
+    result: then the fork has that run's identity. `folder` is the run's own: the parent may also be found next to it.
     """
     fields = canonical(config)
     if config.init_from:
@@ -73,7 +73,7 @@ def unused(config: Config) -> set[str]:
         "holdout_seed": not config.holdout,
         "size": is_user_code(config.dataset),  # set when training starts
         "channels": is_user_code(config.dataset),
-        **dict.fromkeys(NAMES, True),
+        **dict.fromkeys(NOT_DECISIVE, True),
     }
     return {
         name
@@ -88,7 +88,7 @@ def unused(config: Config) -> set[str]:
 
 @functools.cache
 def burn_in(config: Config, epochs: int) -> str | None:
-    """All that decides the first epochs, as JSON; None if the mask or two kinds of epochs are among them."""
+    """All that decides the first epochs, as JSON; None for a fork, or if they use a mask or change eps or objective."""
     fields = spelled_out(config)
     main = {"burn_in.eps": fields["eps"], "burn_in.objective": fields["objective.name"]}
     first = _first_phase(config)
@@ -106,7 +106,7 @@ def burn_in(config: Config, epochs: int) -> str | None:
 
 
 def as_burn_in(config: Config, parent: Config, epochs: int) -> Config | None:
-    """A fork as the same run with a burn-in of its own; None if there is no such run."""
+    """The config of a run that trains the fork's first epochs itself, as burn-in, with the same result; else None."""
     values = config.model_dump(mode="json") | {"init_from": ""}
     if config.burn_in.epochs <= epochs:
         counted = canonical(config).get("mask.every") or values.get("eps_from", "same") != "same"  # from its end

@@ -4,19 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelpart.config import Config, flat
+from pixelpart.config import NAMING_FIELDS, Config, flat
 from pixelpart.sweeps.identity import unused
 from pixelpart.sweeps.work import Job
 
 Row = dict[str, Any]
-NOT_SHOWN = ("recipe", "keep", "schema_version")
 
 
 def differing(jobs: Sequence[Job]) -> list[Row]:
     """The fields in which the jobs' configs differ, for each job; None where the job does not use the field."""
     fields = [flat(job.config) for job in jobs]
     names = [
-        n for n in (fields[0] if fields else {}) if n not in NOT_SHOWN and any(f[n] != fields[0][n] for f in fields)
+        n for n in (fields[0] if fields else {}) if n not in NAMING_FIELDS and any(f[n] != fields[0][n] for f in fields)
     ]
     skipped = [unused(job.config) - {"init_from", "mask.rule", "burn_in.epochs"} for job in jobs]
     return [{n: None if n in s else f[n] for n in names} for f, s in zip(fields, skipped, strict=True)]

@@ -1,4 +1,4 @@
-"""One job: train, evaluate, measure. It may be killed at any moment; called again, it goes on where it was."""
+"""One job: train, evaluate, measure. It may be killed at any moment; the next call resumes it."""
 
 import dataclasses
 import gc
@@ -21,7 +21,7 @@ from pixelpart.runs import Run, RunFolder, read_facts
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity
 
-WAIT_SECONDS = 1.0  # between two looks at a burn-in that another process trains
+WAIT_SECONDS = 1.0  # between two checks of a burn-in that another process trains
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class JobFiles:
 
 @dataclass(frozen=True)
 class Task:
-    """What one process does at a stretch: one run, and all jobs that use it."""
+    """One run and all jobs that use it, performed by one process."""
 
     out: Path
     id: str

@@ -105,7 +105,7 @@ def test_finished_run_is_reported_and_left_unchanged(copied, capsys):
 
 def test_command_for_more_epochs_of_a_finished_run_goes_on_from_its_end(copied, capsys):
     err = mistake(capsys, ["train", copied, "--epochs", "3", "--device", "cpu"], "(epochs: 2 != 3); it is finished")
-    command = shlex.split(err.strip().partition("to go on: ")[2])
+    command = shlex.split(err.strip().partition("to continue: ")[2])
     assert command[:2] == ["pixelpart", "train"]
     assert main([*command[1:], "--device", "cpu"]) == 0
     assert f"forked from {copied}@2, at step 6" in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_run_with_user_code_is_resumed_only_if_the_flags_name_it(own_code, capsy
     err = mistake(
         capsys, ["train", "run", *flags, "--epochs", "3"], "--model cli_nets:small --data cli_nets:load --epochs 3"
     )
-    assert main([*shlex.split(err.partition("to go on: ")[2])[1:], "--device", "cpu"]) == 0
+    assert main([*shlex.split(err.partition("to continue: ")[2])[1:], "--device", "cpu"]) == 0
 
 
 def test_commands_of_the_report_of_a_run_with_user_code_can_be_pasted(own_code, capsys):
@@ -208,7 +208,7 @@ def test_print_config_refuses_what_train_refuses_and_writes_nothing(tmp_path, ca
 def test_print_config_of_a_run_refuses_what_train_refuses_in_its_folder(copied, capsys):
     for flags, message in {
         "--eps 4/255": "holds a run with another config (eps:",
-        "--epochs 3": "it is finished; to go on: ",
+        "--epochs 3": "it is finished; to continue: ",
         f"--epochs 9 --init-from {copied}@7 --out {copied}-9": "has no checkpoint after epoch 7",
         f"--init-from {copied}@2 --out {copied}-2": "has no epochs left to train: epochs is 2",
     }.items():

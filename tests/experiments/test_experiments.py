@@ -74,7 +74,7 @@ def test_measures_exist(name, scale):
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 def test_at_and_the_uniform_budget_of_8_255_are_one_run_that_keeps_the_checkpoints_of_heat_maps(scale):
     assert scale.uniform(8 / 255) == scale.method("AT")
-    assert scale.method("AT").keep == scale.looks
+    assert scale.method("AT").keep == scale.keep
 
 
 def test_paper_numbers_of_one_method_agree_between_tables():
@@ -207,7 +207,7 @@ def _tiny(monkeypatch):
     for method in ("at", "part"):
         recipe = lambda method=method, **given: recipes.shapes(method, **small | given)  # noqa: E731
         monkeypatch.setitem(recipes.RECIPES, f"shapes-{method}", recipe)
-    monkeypatch.setitem(SCALES, "demo", Scale(**vars(SCALES["demo"]) | {"epochs": 2, "images": 60, "looks": (2,)}))
+    monkeypatch.setitem(SCALES, "demo", Scale(**vars(SCALES["demo"]) | {"epochs": 2, "images": 60, "keep": (2,)}))
 
 
 @pytest.mark.usefixtures("_tiny")

@@ -54,7 +54,7 @@ def has_curve(uniform: Sequence[Arm]) -> bool:
 def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool = False) -> list[Table]:
     """D of each arm from the curve of the uniform arms, and the difference of D for each pair; fills the analysis.
 
-    Nothing is computed before all runs are there: a look in between would change the error rates.
+    Nothing is computed before all runs are there: results seen before that would change the error rates.
     """
     known = uniform_arms(results)
     fewest = min((len(runs) for runs in results.runs.values()), default=0)
@@ -160,13 +160,14 @@ def plot_frontier(results: Results) -> Figure:
             plots.calm(one)
         figure.suptitle(plots.heading(results, intervals=False), fontsize=9.5, x=0.01, ha="left")
         names = {arm: arm for arm in known}
-        plots.plane(left, results, y=ROBUST, look=lambda arm: plots.point(results, arm, known), names=names, runs=True)
+        styles = {arm: plots.point(results, arm, known) for arm in results.arms}
+        plots.plane(left, results, y=ROBUST, styles=styles, names=names, runs=True)
         left.set_title("dots: runs, large: means; grey: uniform budgets and their curve")
         natural, robust = (results.cell(others[0], column) for column in ("natural", ROBUST))
         if len(others) == 1 and natural and robust:
             left.annotate(
                 others[0], (natural.mean, robust.mean), xytext=(28, 14), textcoords="offset points", fontsize=8,
-                color=plots.point(results, others[0], known)["color"], arrowprops={"arrowstyle": "-", "lw": 0.5},
+                color=styles[others[0]]["color"], arrowprops={"arrowstyle": "-", "lw": 0.5},
             )  # fmt: skip
         if "distances" in results.analysis:
             draw_curve(left, [study_arm(results, label) for label in known], band=False)
@@ -190,17 +191,17 @@ def _distances(axes: Axes, results: Results, known: Sequence[str], others: Seque
     found = results.analysis.get("within seeds" if within else "distances", {})
     widths = {"interval": 1.6} if within else {"interval 97.5 %": 0.9, "interval 90 %": 2.6}
     for row, arm in enumerate(others):
-        d, look = found.get(arm, {"estimate": None}), plots.point(results, arm, known)
+        d, style = found.get(arm, {"estimate": None}), plots.point(results, arm, known)
         if d["estimate"] is not None:
             if within:
                 seen = 100 * d["smallest effect"]
                 axes.barh(row, 2 * seen, left=-seen, height=0.7, color=plots.FAINT, alpha=0.2, linewidth=0)
             for name, width in widths.items():
                 ends = [100 * end for end in d[name]]
-                axes.plot(ends, [row, row], color=look["color"], linewidth=width, solid_capstyle="butt")
-            axes.plot(100 * d["estimate"], row, look["fmt"], color=look["color"], markersize=5)
+                axes.plot(ends, [row, row], color=style["color"], linewidth=width, solid_capstyle="butt")
+            axes.plot(100 * d["estimate"], row, style["fmt"], color=style["color"], markersize=5)
         else:  # the row is only the legend of the other panel
-            axes.plot(0, row, look["fmt"], color=look["color"], markersize=5, markerfacecolor="white")
+            axes.plot(0, row, style["fmt"], color=style["color"], markersize=5, markerfacecolor="white")
             text = "outside the curve's range" if arm in found else "no D yet"
             axes.annotate(text, (0, row), xytext=(8, 0), textcoords="offset points", fontsize=8, va="center")
     title = "distance from the curve"

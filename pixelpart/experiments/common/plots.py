@@ -168,7 +168,7 @@ def line(axes: Axes, results: Results, arm: str, cells: Mapping[int, Cell | None
 
 
 def plane(
-    axes: Axes, results: Results, *, y: str, look: Callable[[str], dict[str, Any]], names: Mapping[str, str],
+    axes: Axes, results: Results, *, y: str, styles: Mapping[str, dict[str, Any]], names: Mapping[str, str],
     runs: bool = False,
 ) -> None:  # fmt: skip
     """Each arm as a point with its error, natural against robust accuracy; `names` are written next to their arms.
@@ -181,9 +181,11 @@ def plane(
         if across and up and across.values and up.values:
             shown.append((across, up))
             if runs:
-                axes.plot(across.values, up.values, ".", color=look(arm)["color"], markersize=4, alpha=0.5, linewidth=0)
+                axes.plot(
+                    across.values, up.values, ".", color=styles[arm]["color"], markersize=4, alpha=0.5, linewidth=0
+                )
             axes.errorbar(
-                across.mean, up.mean, markersize=5, elinewidth=0.8, alpha=0.95, **look(arm),
+                across.mean, up.mean, markersize=5, elinewidth=0.8, alpha=0.95, **styles[arm],
                 xerr=None if runs else _errors(across), yerr=None if runs else _errors(up),
             )  # fmt: skip
             if arm in names:

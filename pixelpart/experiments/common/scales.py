@@ -26,7 +26,7 @@ class Scale:
     area: float  # share of the pixels that the rule `mean` marks, as measured
     recipe: str = "{data}-{method}"
     settings: Mapping[str, Any] = field(default_factory=dict)  # of all arms, in place of the recipe's
-    looks: tuple[int, ...] = ()  # epochs after which AT and PART keep a checkpoint, for heat-maps
+    keep: tuple[int, ...] = ()  # epochs after which AT and PART keep a checkpoint, for heat-maps
 
     def config(self, method: str, **overrides: Any) -> Config:
         """A method's recipe with these overrides."""
@@ -38,7 +38,7 @@ class Scale:
         """AT, TRADES, MART; PART, PART-T or PART-M with masks of every batch, or stored: "PART s=10"."""
         name, _, every = label.partition(" s=")
         if label in ("AT", "PART s=1") and not overrides:
-            overrides["keep"] = self.looks
+            overrides["keep"] = self.keep
         if every:
             overrides["mask"] = {"every": int(every)} | overrides.get("mask", {})
         return self.config(name.lower(), **overrides)
@@ -62,13 +62,13 @@ class Scale:
         return (low + self.area * (high - low)) / 255
 
 
-PAPER = Scale("paper", "cifar10", epochs=80, burn_in=20, images=None, area=0.5, looks=(30, 40, 50, 60))
+PAPER = Scale("paper", "cifar10", epochs=80, burn_in=20, images=None, area=0.5, keep=(30, 40, 50, 60))
 DEMO = Scale(
-    "demo", "shapes", epochs=4, burn_in=1, images=500, area=0.4, looks=(2, 3, 4),
+    "demo", "shapes", epochs=4, burn_in=1, images=500, area=0.4, keep=(2, 3, 4),
     settings={"batch_size": 32},  # twice the recipe's steps, since there are few epochs
 )  # fmt: skip
 SCALES = {scale.name: scale for scale in (PAPER, DEMO)}
-FAST = replace(PAPER, recipe="{data}-{method}-fast", epochs=30, burn_in=8, looks=())  # the recipe for studies
+FAST = replace(PAPER, recipe="{data}-{method}-fast", epochs=30, burn_in=8, keep=())  # the recipe for studies
 
 
 def uniform_label(eps: float) -> str:
