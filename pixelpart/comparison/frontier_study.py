@@ -48,9 +48,9 @@ def verdict(policy: Arm, uniform: Sequence[Arm]) -> Verdict:
     return Verdict("above" if low > 0 else "below" if high < 0 else "", -MARGIN < least <= most < MARGIN, found)
 
 
-def smallest_effect(found: Distance, *, confidence: float = 0.975, power: float = 0.8) -> float:
-    """The true |D| at which the interval would exclude 0 with this probability: the two half-widths added."""
-    return found.half_width(confidence) + found.half_width(2 * power - 1)
+def smallest_effect(found: Distance) -> float:
+    """The true |D| at which the 97.5 % interval would exclude 0 with probability 0.8: two half-widths added."""
+    return found.half_width(0.975) + found.half_width(2 * 0.8 - 1)
 
 
 def pooled_deviation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:

@@ -29,13 +29,13 @@ def share_burn_ins(tasks: list[Task]) -> tuple[list[Task], list[Task]]:
             source = min(able, key=lambda task: (task.id not in sources, task.config.mask.rule != "none"))
         followers = [task for task in groups[epochs, key] if task.id not in {source.id, *sources}]
         if followers:
-            source = sources.get(source.id, replace(source, jobs=(), stop_after=epochs))
+            source = sources.get(source.id, replace(source, jobs=(), burn_in=epochs))
             keep = tuple(sorted({*source.config.keep, epochs}))
             sources[source.id] = replace(source, config=source.config.model_copy(update={"keep": keep}))
             forks |= {task.id: (source.id, epochs) for task in followers}
     tasks = [replace(task, config=sources.get(task.id, task).config) for task in tasks]
     tasks = [
-        replace(task, fork=replace(sources[forks[task.id][0]], stop_after=forks[task.id][1]))
+        replace(task, parent=replace(sources[forks[task.id][0]], burn_in=forks[task.id][1]))
         if task.id in forks
         else task
         for task in tasks
@@ -50,11 +50,11 @@ def _existing(task: Task, lengths: set[int]) -> dict[str, Task]:
         folder = RunFolder(path.parent.parent)
         config = folder.read_config()
         for epochs in lengths & {*config.keep, config.burn_in.epochs}:
-            key, source = burn_in(config, epochs), Task(task.out, folder.path.name, config, stop_after=epochs)
+            key, source = burn_in(config, epochs), Task(task.out, folder.path.name, config, burn_in=epochs)
             if key and (_is_kept(source) or (key not in found and read_facts(path)["epoch"] < epochs)):
                 found[key] = replace(source, device=task.device)
     return found
 
 
 def _is_kept(source: Task) -> bool:
-    return JobFiles(source.out, source.id).run.checkpoint(f"epoch-{source.stop_after}").exists()
+    return JobFiles(source.out, source.id).run.checkpoint(f"epoch-{source.burn_in}").exists()

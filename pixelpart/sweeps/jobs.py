@@ -67,52 +67,52 @@ def run_jobs(
                 from pixelpart.runtime.device import choose_device
 
                 choose_device(device)  # a mistake ends the sweep, not every job
-            report = _Report(tasks, screen, names or describe([task.jobs[0] for task in tasks]))
+            log = _SweepLog(tasks, screen, names or describe([task.jobs[0] for task in tasks]))
             try:
                 with local.sigterm_as_interrupt():
                     if workers == 1:
                         with local.cpu_threads(threads):
                             for task in (*burn_ins, *tasks):
-                                screen.say(f"{report.name(task)}: started")
-                                report(task, perform(task, screen))
+                                screen.say(f"{log.name(task)}: started")
+                                log.add(task, perform(task, screen))
                     else:
-                        _run_workers((burn_ins, tasks), out, report, workers=workers, threads=threads, device=device)
+                        _run_workers((burn_ins, tasks), out, log, workers=workers, threads=threads, device=device)
             except KeyboardInterrupt:
-                screen.say(f"stopped after {report.finished} of {len(tasks)} runs; the same command resumes")
+                screen.say(f"stopped after {log.finished} of {len(tasks)} runs; the same command resumes")
                 raise
     return job_states(jobs, out)
 
 
-class _Report:
-    """A line for every finished task."""
+class _SweepLog:
+    """Prints a line for every finished task."""
 
     def __init__(self, tasks: list[Task], screen: Screen, names: Mapping[str, str]) -> None:
         self.tasks, self.screen, self.names, self.finished, self.begun = tasks, screen, names, 0, time.monotonic()
 
     def name(self, task: Task) -> str:
         name = self.names.get(task.id, task.id)
-        return f"burn-in of {name}" if task.stop_after else name
+        return f"burn-in of {name}" if task.burn_in else name
 
-    def __call__(self, task: Task, error: str) -> None:
-        self.finished += not task.stop_after
-        count = "" if task.stop_after else f"{self.finished}/{len(self.tasks)} "
+    def add(self, task: Task, error: str) -> None:
+        self.finished += not task.burn_in
+        count = "" if task.burn_in else f"{self.finished}/{len(self.tasks)} "
         seconds = time.monotonic() - self.begun
         self.screen.say(f"{count}{self.name(task)}: {f'failed: {error}' if error else 'done'}, {seconds:.0f} s")
 
 
 def _run_workers(
-    stages: Sequence[list[Task]], out: Path, report: _Report, *, workers: int, threads: int, device: str | None
+    stages: Sequence[list[Task]], out: Path, log: _SweepLog, *, workers: int, threads: int, device: str | None
 ) -> None:
     """Performs the stages one after the other in several processes."""
     folders = [RunFolder(out / "runs" / task.id) for task in stages[1]]
     total = sum(task.config.epochs for task in stages[1])
-    with report.screen.bars("epochs") as progress, local.started(workers, out, threads=threads, device=device) as pool:
+    with log.screen.bars("epochs") as progress, local.started(workers, out, threads=threads, device=device) as pool:
 
         def watch() -> None:
-            progress("sweep", sum(map(_epochs, folders)), total, f"{report.finished} done")
+            progress("sweep", sum(map(_epochs, folders)), total, f"{log.finished} done")
 
         for stage in stages:
-            local.perform_with(pool, stage, report=report, watch=watch)
+            local.perform_with(pool, stage, on_finished=log.add, watch=watch)
 
 
 def plan(jobs: Iterable[Job], out: Path, *, device: str | None) -> tuple[list[Task], list[Task]]:

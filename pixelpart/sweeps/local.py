@@ -23,7 +23,7 @@ from pixelpart.sweeps.work import JobFiles, Task, perform
 
 WORKER = [sys.executable, "-m", "pixelpart.sweeps.local"]
 POLL_SECONDS = 0.5
-Report = Callable[[Task, str], None]  # called with every finished task and its error
+OnFinished = Callable[[Task, str], None]  # called with every finished task and its error
 
 
 @contextlib.contextmanager
@@ -39,7 +39,9 @@ def cpu_threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def perform_with(workers: "list[Worker]", tasks: list[Task], *, report: Report, watch: Callable[[], None]) -> None:
+def perform_with(
+    workers: "list[Worker]", tasks: list[Task], *, on_finished: OnFinished, watch: Callable[[], None]
+) -> None:
     """Performs the tasks, one per worker at a time; `watch` is called now and then."""
     waiting, busy = deque(tasks), dict[IO[bytes], Worker]()  # by the pipe of their answers
     while waiting or busy:
@@ -48,7 +50,7 @@ def perform_with(workers: "list[Worker]", tasks: list[Task], *, report: Report, 
                 busy[worker.begin(waiting.popleft())] = worker
         watch()
         for answers in select.select(list(busy), [], [], POLL_SECONDS)[0]:
-            report(*busy.pop(answers).end())
+            on_finished(*busy.pop(answers).end())
 
 
 @contextlib.contextmanager

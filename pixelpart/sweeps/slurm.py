@@ -64,7 +64,7 @@ def submit(
     known = {name: id for name, id in known.items() if id in queued}
     ids: list[list[str]] = []
     for stage in (burn_ins, tasks):
-        named = {f"{task.id}@{task.stop_after}" if task.stop_after else task.id: task for task in stage}
+        named = {f"{task.id}@{task.burn_in}" if task.burn_in else task.id: task for task in stage}
         new = {name: task for name, task in named.items() if name not in known}
         submitted = _submit(executor, SlurmTask(threads), list(new.values()))
         known |= dict(zip(new, submitted, strict=True))

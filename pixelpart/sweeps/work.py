@@ -89,8 +89,8 @@ class Task:
     id: str
     config: Config
     jobs: tuple[Job, ...] = ()
-    fork: "Task | None" = None  # the burn-in that the run starts from
-    stop_after: int | None = None  # of a burn-in: its last epoch
+    parent: "Task | None" = None  # the burn-in that the run is forked from
+    burn_in: int | None = None  # only so many epochs are trained, from which other runs are forked
     device: str | None = None
 
 
@@ -146,20 +146,20 @@ def _train(task: Task, files: JobFiles, screen: Screen) -> Run:
     config = files.begun()
     if config is None:
         config = task.config
-        if (fork := task.fork) and _provide_burn_in(fork, screen):
-            config = config.model_copy(update={"init_from": f"{fork.out / 'runs' / fork.id}@{fork.stop_after}"})
+        if (parent := task.parent) and _provide_burn_in(parent, screen):
+            config = config.model_copy(update={"init_from": f"{parent.out / 'runs' / parent.id}@{parent.burn_in}"})
         if files.run.config_file.exists():  # killed before its first save; then it may have been planned otherwise
             atomic_write(files.run.config_file, with_data_fields(config).to_json())
     last = files.run.checkpoint("last")
     if not last.exists() or read_facts(last)["position"]["epoch"] < config.epochs:
-        train(config, files.run.path, device=task.device, screen=screen, stop_after=task.stop_after)
+        train(config, files.run.path, device=task.device, screen=screen, stop_after=task.burn_in)
     return Run(files.run.path)
 
 
 def _provide_burn_in(task: Task, screen: Screen) -> bool:
     """Waits for the shared burn-in, or trains it if no other process does; False if that fails."""
     files = JobFiles(task.out, task.id)
-    checkpoint = files.run.checkpoint(f"epoch-{task.stop_after}")
+    checkpoint = files.run.checkpoint(f"epoch-{task.burn_in}")
     while not checkpoint.exists():
         with ExitStack() as stack:
             try:

@@ -52,11 +52,11 @@ def test_groups_and_their_leaders(config, tmp_path):
     ]
     ids = [job.id for job in jobs]
     burn_ins, tasks = plan(jobs, tmp_path, device=None)
-    assert {task.id: (task.stop_after, task.config.keep) for task in burn_ins} == {
+    assert {task.id: (task.burn_in, task.config.keep) for task in burn_ins} == {
         ids[2]: (4, (2, 4)),  # leads its own group, and the one with a shorter burn-in
         ids[7]: (2, (2,)),
     }
-    forks = [task.fork and (ids.index(task.fork.id), task.fork.stop_after) for task in tasks]
+    forks = [task.parent and (ids.index(task.parent.id), task.parent.burn_in) for task in tasks]
     assert forks == [(2, 2), (2, 2), None, (2, 4), (7, 2), (7, 2), None, None]
     assert share_burn_ins([]) == ([], [])
 
@@ -65,7 +65,7 @@ def test_later_runs_fork_from_what_earlier_ones_kept(job, quiet, tmp_path):
     run_jobs([job()], tmp_path, screen=quiet)
     burn_ins, (task,) = plan([job(), job(eps_low="4/255")], tmp_path, device=None)
     assert burn_ins == []
-    assert (task.fork.id, task.fork.stop_after) == (job().id, 1)
+    assert (task.parent.id, task.parent.burn_in) == (job().id, 1)
     (state,) = run_jobs([job(eps_low="4/255")], tmp_path, screen=quiet)
     assert state.state == "done"
 
@@ -75,8 +75,8 @@ def test_a_burn_in_that_was_stopped_is_trained_on_first(job, quiet, tmp_path):
     leader = plan(jobs, tmp_path, device=None)[0][0]
     train(leader.config, tmp_path / "runs" / leader.id, screen=quiet, stop_after=1)
     burn_ins, tasks = plan(jobs, tmp_path, device=None)
-    assert [(task.id, task.stop_after) for task in burn_ins] == [(leader.id, 2)]
-    assert [task.fork and task.fork.id for task in tasks] == [None, leader.id]
+    assert [(task.id, task.burn_in) for task in burn_ins] == [(leader.id, 2)]
+    assert [task.parent and task.parent.id for task in tasks] == [None, leader.id]
 
 
 def test_an_arm_that_finds_no_burn_in_trains_it(job, quiet, tmp_path):

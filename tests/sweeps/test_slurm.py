@@ -28,7 +28,7 @@ class Cluster:
 
     def map_array(self, function, tasks):
         number = len(self.arrays)
-        self.arrays.append(([(task.id, task.stop_after) for task in tasks], self.settings.get("slurm_dependency")))
+        self.arrays.append(([(task.id, task.burn_in) for task in tasks], self.settings.get("slurm_dependency")))
         ids = [f"{number}_{k}" for k in range(len(tasks))]
         self.queue |= set(ids)
         return [SimpleNamespace(job_id=id) for id in ids]
