@@ -14,7 +14,7 @@ from typing import Any
 
 from pixelpart.config import DEFAULT_EPS, Config, config_from
 from pixelpart.errors import UserError, similar_path
-from pixelpart.evaluation.entries import Entry, on_most_images, read_entries, without_replaced
+from pixelpart.evaluation.entries import Entry, current_entries, on_most_images
 from pixelpart.files import lock_holder, parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 
@@ -143,7 +143,7 @@ def read_run(folder: Path) -> ListedRun:
         return ListedRun(folder, "running" if running else "unreadable", problem=str(error))
     entries, problems = list[Entry](), list[str]()
     try:
-        entries = without_replaced(folder, read_entries(folder, problems=problems))
+        entries = current_entries(folder, problems=problems)
     except UserError as error:
         problems.append(str(error))
     rows = RunFolder(folder).read_metrics(problems, epochs=config.epochs)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from pixelpart.config import differing_fields, method_fields, write_fraction
 from pixelpart.errors import UserError, choose
-from pixelpart.evaluation.entries import read_entries, without_replaced
+from pixelpart.evaluation.entries import current_entries, read_entries
 from pixelpart.evaluation.result import Entry, FlagArray
 from pixelpart.evaluation.statistics import MCNEMAR, Difference, difference, wilson
 from pixelpart.evaluation.store import read_flags
@@ -257,7 +258,7 @@ def _entries_by_attack(folder: Path, checkpoint: str, split: str, files: Sequenc
     found: dict[str, list[Entry]] = {}
     name = stored_name(folder)
     place, wanted = (folder.parent, None) if name else (folder, checkpoint)
-    for entry in without_replaced(place, (entry for file in files for entry in read_entries(place, file))):
+    for entry in chain.from_iterable(current_entries(place, file) for file in files):
         same_split = (entry["split"] == HELD_OUT) == (split == HELD_OUT)  # images passed as tensors: with test
         if entry.get("checkpoint") == wanted and entry.get("subject") == name and same_split:
             found.setdefault(entry["attack"], []).append(entry)

@@ -52,9 +52,9 @@ def _with_warnings(entry: Entry) -> Entry:
     return with_checksum({("warnings" if name == "doubts" else name): value for name, value in entry.items()})
 
 
-def without_replaced(folder: Path, entries: Iterable[Entry]) -> list[Entry]:
-    """The entries of a run's folder but those of a checkpoint that later training replaced, such as an older `last`."""
-    entries, epochs = list(entries), dict[str, int]()
+def current_entries(folder: Path, file: str = "eval.json", problems: list[str] | None = None) -> list[Entry]:
+    """As `read_entries`, without those of a checkpoint that later training replaced, such as an older `last`."""
+    entries, epochs = read_entries(folder, file, problems), dict[str, int]()
     for name in {entry["checkpoint"] for entry in entries if entry.get("checkpoint")}:
         with contextlib.suppress(UserError):  # results may be kept without checkpoints
             epochs[name] = read_facts(RunFolder(folder).checkpoint(name))["epoch"]

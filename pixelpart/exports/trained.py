@@ -5,7 +5,7 @@ from typing import Any
 
 from pixelpart import data
 from pixelpart.config import Config, write_fraction
-from pixelpart.evaluation.entries import Entry, on_most_images, read_entries, without_replaced
+from pixelpart.evaluation.entries import Entry, current_entries, on_most_images
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.runs import Facts, Run
@@ -25,7 +25,7 @@ class Trained:
     def of(cls, run: Run, checkpoint: str) -> "Trained":
         model, facts = run.load(checkpoint)
         own = {"subject": None, "checkpoint": checkpoint, "dataset": run.config.data_label, "split": "test"}
-        entries = without_replaced(run.dir, read_entries(run.dir))
+        entries = current_entries(run.dir)
         results = on_most_images(entry for entry in entries if own.items() <= entry.items())
         return cls(run, checkpoint, model, facts, results)
 

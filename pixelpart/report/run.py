@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelpart.config import DEFAULT_EPS, Config, default_step_size, flat, validation_message
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import checksum_matches, read_entries, without_replaced
+from pixelpart.evaluation.entries import checksum_matches, current_entries
 from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, Run, mean_budget
 
@@ -170,7 +170,7 @@ class ReportedRun(Marked):
         """The entries of a result file that can be shown."""
         found = []
         try:
-            entries = without_replaced(self.path, read_entries(self.path, file, self.notes))
+            entries = current_entries(self.path, file, self.notes)
         except UserError as error:
             self.notes.append(f"{file} is not shown: {error}")
             return []

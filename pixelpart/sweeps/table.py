@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pixelpart.config import write_fraction
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import Entry, read_entries
+from pixelpart.evaluation.entries import Entry, current_entries
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder, mean_budget
 from pixelpart.runtime.tables import text_table, warning_lines
@@ -133,7 +133,7 @@ def read_table(jobs: Sequence[Job], folders: Mapping[str, Path]) -> SweepTable:
 
 def _entries(job: Job, folder: Path | None) -> dict[str, Entry | None]:
     """The result of each attack."""
-    found = read_entries(folder) if folder else []
+    found = current_entries(folder) if folder else []
     return {attack: find_entry(job, attack, found) for attack in job.attacks}
 
 

@@ -25,6 +25,8 @@ from pixelpart.exports.trained import Trained
 from pixelpart.files import atomic_write
 from pixelpart.listing import read_run
 from pixelpart.runs import Run, save_checkpoint
+from pixelpart.sweeps.table import read_table
+from pixelpart.sweeps.work import Job
 
 onnxruntime = pytest.importorskip("onnxruntime")  # not on every machine that runs the tests for GPUs
 
@@ -258,9 +260,12 @@ def test_results_of_weights_that_training_replaced_are_nobodys(make_run) -> None
     atomic_write(run.dir / "eval.json", rewritten(run, entries[0]))
     assert [entry["epoch"] for entry in Trained.of(run, "last").results] == [2]
     assert read_run(run.dir).natural.accuracy == entries[0]["accuracy"]
+    job = Job(run.config, ("natural",), checkpoint="last")
+    assert read_table([job], {job.id: run.dir})[0]["natural"] == entries[0]["accuracy"]
     atomic_write(run.dir / "eval.json", rewritten(run, entries[0] | {"epoch": 1}))
     assert Trained.of(run, "last").results == []
     assert read_run(run.dir).natural is None
+    assert read_table([job], {job.id: run.dir})[0]["natural"] is None
 
 
 def test_of_several_results_of_an_attack_the_lowest_on_the_most_images_counts() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from pixelpart.comparison.intervals import PerImage, accuracy_interval, student
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import Entry, read_entries
+from pixelpart.evaluation.entries import Entry, current_entries
 from pixelpart.evaluation.store import read_flags
 from pixelpart.experiments.common.intervals import SAME_AS_IN_PAPER, apart, minus_paper
 from pixelpart.experiments.common.paper import Number, Numbers
@@ -200,8 +200,8 @@ def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     values, intervals, flags, warnings = dict[str, float](), dict[str, tuple[float, float]](), {}, {}
     measures = {path.stem: _measured(path) for path in sorted(folder.glob("measures/*.json"))}
     numbers, ends = ({k: v for one in measures.values() for k, v in one.get(key, {}).items()} for key in MEASURED)
-    corrupted = {entry.get("attack"): entry for entry in read_entries(folder, "corruptions.json")}
-    attacked = read_entries(folder)
+    corrupted = {entry.get("attack"): entry for entry in current_entries(folder, "corruptions.json")}
+    attacked = current_entries(folder)
     entries = {column: corrupted.get(column) or _entry(job, column, attacked) for column in columns}
     n = max((entry["n"] for entry in entries.values() if entry), default=0)
     for column, entry in entries.items():
