@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
-from pixelpart.config import Config, Size, data_label
+from pixelpart.config import Config, Size, data_label, height_width
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import Pictures, load_archive
 from pixelpart.evaluation.checks import sanity
@@ -91,6 +91,8 @@ def load_target(
     x, y, dataset, dataset_tags = _images(
         data, options, split=split, config=config, classes=trained.classes, images=images, root=root, say=say
     )
+    if kind == "archive" and trained.size and x.shape[1:] != (shape := (trained.channels, *height_width(trained.size))):
+        raise UserError(f"{shown} takes images of shape {shape}; these are {tuple(x.shape[1:])}")
 
     device = _device_of(subject, device)
     model: nn.Module
@@ -266,9 +268,9 @@ def _images(
     if isinstance(data, str):
         dataset = sets.find(data, **options, classes=classes if data.startswith("folder:") else ())
         if classes and data in sets.SETS and dataset.classes != classes:
-            raise UserError(
-                f"{data} has the classes {', '.join(dataset.classes)}; the model was trained on {', '.join(classes)}"
-            )
+            pairs = enumerate(zip_longest(dataset.classes, classes, fillvalue="none"))
+            label, theirs, ours = next((label, a, b) for label, (a, b) in pairs if a != b)
+            raise UserError(f"label {label} of {data} is {theirs!r}, the model's is {ours!r}")
         if dataset.splits_off_test and not (config and _same_folder(data, config.dataset)):
             say(
                 f"{dataset.counts['test']} of {sum(dataset.counts.values())} pictures: the held-out fifth; if none was "

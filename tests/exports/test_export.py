@@ -133,8 +133,10 @@ def test_an_archive_knows_the_classes_the_size_and_the_channels_of_its_pictures(
     assert 0 < of_run["natural"].correct < 20
     for attack, flags in of_run.flags.items():
         assert np.array_equal(of_file.flags[attack], flags)
-    with pytest.raises(UserError, match=r"shapes has the classes disc, .* the model was trained on cat, dog, bird$"):
+    with pytest.raises(UserError, match="label 0 of shapes is 'disc', the model's is 'cat'"):
         pp.evaluate("photos.pt2", attacks="natural", data="shapes")
+    with pytest.raises(UserError, match=r"photos.pt2 takes images of shape \(1, 16, 24\); these are \(1, 8, 8\)"):
+        pp.evaluate("photos.pt2", **settings, size=8)
 
 
 def test_evaluate_measures_the_same_with_an_exported_archive(make_run) -> None:
