@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pixelpart.evaluation.statistics import normal_quantile, wilson
 
-PerImage = NDArray[Any]  # (n,): whether an image is classified correctly, or a share of its versions
+PerImage = NDArray[Any]  # (n,) or (seeds, n): whether an image is classified correctly, or a share of its versions
 
 
 def accuracy_interval(flags: PerImage) -> tuple[float, float]:

@@ -26,8 +26,8 @@ DYNAMIC = "export it with dynamic_shapes=({0: torch.export.Dim('batch')},)"
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """What `export` wrote into an archive about the images that its network takes; other archives say nothing."""
+class TrainedOn:
+    """What is known of the images that a model was trained on."""
 
     classes: tuple[str, ...] = ()  # names in the order of the logits
     size: Size = 0  # 0: not known
@@ -35,7 +35,8 @@ class Pictures:
     background: str = "white"
 
     @classmethod
-    def of_archive(cls, path: Path) -> "Pictures":
+    def of_archive(cls, path: Path) -> "TrainedOn":
+        """What `export` wrote into the archive; other archives say nothing."""
         try:
             with zipfile.ZipFile(path) as archive:
                 (member,) = (name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}"))

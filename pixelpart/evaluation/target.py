@@ -15,7 +15,7 @@ from pixelpart import data as sets
 from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import Config, Size, data_label, height_width
 from pixelpart.errors import UserError, choose, similar_path
-from pixelpart.evaluation.archive import Pictures, load_archive
+from pixelpart.evaluation.archive import TrainedOn, load_archive
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import ImageSet, check_counts
 from pixelpart.runs import Facts, Run, config_of, load_model
@@ -83,15 +83,19 @@ def load_target(
         reason = "needs out (--out FOLDER)" if folder is None else "is for a model that is not a run or checkpoint"
         raise UserError(f"name {name!r} {reason}")
     config = run.config if run else config_of(Path(subject)) if kind == "checkpoint" else None
-    trained = _training_pictures(subject, kind, config)
-    data, options = _choose_data(data, config, trained, shown, size=size, skip_bad=skip_bad)
+    trained_on = _trained_on(subject, kind, config)
+    data, options = _choose_data(data, config, trained_on, shown, size=size, skip_bad=skip_bad)
     choose(SPLITS, split, "split")
     if split == HELD_OUT:
         _check_held_out(shown, config, data, options)
     x, y, dataset, dataset_tags = _images(
-        data, options, split=split, config=config, classes=trained.classes, images=images, root=root, say=say
+        data, options, split=split, config=config, classes=trained_on.classes, images=images, root=root, say=say
     )
-    if kind == "archive" and trained.size and x.shape[1:] != (shape := (trained.channels, *height_width(trained.size))):
+    if (
+        kind == "archive"
+        and trained_on.size
+        and x.shape[1:] != (shape := (trained_on.channels, *height_width(trained_on.size)))
+    ):
         raise UserError(f"{shown} takes images of shape {shape}; these are {tuple(x.shape[1:])}")
 
     device = _device_of(subject, device)
@@ -161,17 +165,16 @@ def _arguments(name: str, maker: Any, device: torch.device, num_classes: int | N
     return arguments
 
 
-def _training_pictures(subject: Any, kind: Kind, config: Config | None) -> Pictures:
-    """What is known of the images that the model was trained on."""
+def _trained_on(subject: Any, kind: Kind, config: Config | None) -> TrainedOn:
     if config is None:
-        return Pictures.of_archive(Path(subject)) if kind == "archive" else Pictures()
+        return TrainedOn.of_archive(Path(subject)) if kind == "archive" else TrainedOn()
     known = sets.SETS.get(config.dataset)
     size = known.size if known else config.size
-    return Pictures(sets.classes_of(config), size, config.channels or 3, config.background)
+    return TrainedOn(sets.classes_of(config), size, config.channels or 3, config.background)
 
 
 def _choose_data(
-    data: Data | None, config: Config | None, trained: Pictures, shown: str, *, size: Size, skip_bad: bool
+    data: Data | None, config: Config | None, trained_on: TrainedOn, shown: str, *, size: Size, skip_bad: bool
 ) -> tuple[Data, dict[str, Any]]:
     """The data that the caller gave, else those of the config, with the options of `data.find`."""
     if not isinstance(data, str) and (size or skip_bad):
@@ -186,8 +189,8 @@ def _choose_data(
     sets.use(data)  # named by the caller, so it may be user code
     options: dict[str, Any] = {"size": size, "skip_bad": skip_bad}
     if data.startswith("folder:"):
-        options["size"] = size or trained.size
-        options |= {"background": trained.background, "channels": trained.channels}
+        options["size"] = size or trained_on.size
+        options |= {"background": trained_on.background, "channels": trained_on.channels}
     return data, options
 
 
@@ -304,7 +307,6 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
 
 def _check_class_count(name: str, dataset: sets.DataSet, config: Config) -> None:
     """A UserError if a data set has more classes than a run's model."""
-    known = sets.SETS.get(config.dataset)
-    classes = known.num_classes if known else config.num_classes  # 0 in old runs
+    classes = len(sets.classes_of(config)) or config.num_classes  # 0 in old runs
     if classes and dataset.num_classes > classes:
         raise UserError(f"{name} has {dataset.num_classes} classes, the model {classes}")

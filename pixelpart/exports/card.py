@@ -68,6 +68,7 @@ def model_card(trained: Trained, folder: str) -> str:
         "dataset": {"name": images, "type": images},
         "metrics": accuracies,
     }
+    checkpoint = f"{trained.checkpoint}, epoch {trained.facts['epoch']}, {trained.facts['weights']} weights"
     codes = [f"`{name}`" for name in (config.model, config.dataset) if is_user_code(name)]
     reads = "# a picture: x = pp.data.read_picture(PATH, run.config)[None] / 255\n"
     card = CARD.format(
@@ -89,7 +90,9 @@ def model_card(trained: Trained, folder: str) -> str:
         if trained.classes
         else "",
         evaluate=_evaluate(trained, folder),
-        training="\n".join(f"| {name} | {value} |" for name, value in trained.settings().items()),
+        training="\n".join(
+            f"| {name} | {value} |" for name, value in (trained.settings() | {"checkpoint": checkpoint}).items()
+        ),
     )
     return card + (METHOD if config.mask.rule != "none" else "")
 

@@ -55,8 +55,7 @@ class Trained:
 
     @property
     def num_classes(self) -> int:
-        known = data.SETS.get(self.config.dataset)
-        return known.num_classes if known else self.config.num_classes
+        return len(self.classes) or self.config.num_classes
 
     def settings(self) -> dict[str, Any]:
         """How the run was trained: the settings that a user of the model asks for, and how far it got."""
@@ -72,7 +71,6 @@ class Trained:
             **(masked if mask.rule != "none" else {}),
             "epochs": config.epochs if done >= config.epochs else f"{done} of {config.epochs}: training is unfinished",
             "seed": config.seed,
-            "checkpoint": f"{self.checkpoint}, epoch {self.facts['epoch']}, {self.facts['weights']} weights",
         }
 
     def describe(self) -> dict[str, Any]:

@@ -39,4 +39,4 @@ def check_share(share: Tensor, heat: Heatmap, what: str) -> None:
     n, *size = heat.shape
     if share.shape not in ((n, 1, *size), (n, 3, *size)):
         raise UserError(f"{what} returned shape {tuple(share.shape)}; it must be ({n}, 1 or 3, {size[0]}, {size[1]})")
-    check_range(share[~is_dead(heat)], f"{what} returned shares")
+    check_range(torch.where(is_dead(heat)[:, None, None, None], 0, share), f"{what} returned shares")

@@ -48,7 +48,7 @@ class RunFolder:
 
     @property
     def exported(self) -> bool:
-        """Whether `export --to hub` wrote the folder: it has its model card in place of a log."""
+        """Whether `export --to hub` wrote the folder: it has its model card and no log."""
         card = self.path / "README.md"
         return not self.log_file.exists() and card.is_file() and CARD_MARK in read_text(card, errors="replace")
 

@@ -90,7 +90,7 @@ class Task:
     config: Config
     jobs: tuple[Job, ...] = ()
     parent: "Task | None" = None  # the burn-in that the run is forked from
-    burn_in: int | None = None  # only so many epochs are trained, from which other runs are forked
+    burn_in: int | None = None  # its last epoch, if the task trains only a burn-in that other runs are forked from
     device: str | None = None
 
 

@@ -116,6 +116,16 @@ def test_compiled_and_captured_budgets_are_the_plain_ones_in_every_epoch(source,
         assert ((mine - theirs).abs() < 1e-6).float().mean() > 0.98
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "rank"])
+def test_public_budgets_can_be_compiled_as_one_graph(rule):
+    """For training loops of others: no value is read there, not even by the checks."""
+    heat = torch.cat([torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 8, 8)])
+    budget = functools.partial(masks.budget, eps=8 / 255, eps_low=4 / 255, rule=rule)
+    compiled = torch.compile(budget, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(heat), budget(heat))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "control"), PAIRS)
 def test_a_compiled_policy_gives_the_plain_budgets_on_a_gpu(rule, control):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from pixelpart import draws, recipes
+from pixelpart import draws, masks, recipes
 from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.plan import build_plan
@@ -149,6 +149,16 @@ def test_stored_maps_equal_those_of_a_single_process():
     assert alone.flatten(1).any(1).all()
     for mine in in_threads(3, maps, prepare):
         torch.testing.assert_close(mine, alone)
+
+
+def test_the_source_and_the_control_have_the_first_and_the_second_noise_of_each_image():
+    """As in `masks.apply_policy`; each process has those of its own images."""
+    plan = plan_of("part", mask={"source": "blobs", "control": "blobs"})
+    drawn = masks.draw_blobs(8, generator=draws.generator(plan.config.seed, "blobs", 3, 0))
+    for rank, rows in enumerate((slice(0, 4), slice(4, 8))):
+        loader = loader_of(13, plan, World(rank, 2))
+        batch = step_batch(plan.config, plan.main, loader, epoch=3, step=0)
+        assert torch.equal(torch.stack([batch.source_noise, batch.control_noise], 1), drawn[rows])
 
 
 @pytest.mark.parametrize("size", [2, 3])

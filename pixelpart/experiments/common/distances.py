@@ -33,7 +33,7 @@ from pixelpart.experiments.common.tables import Table
 ROBUST = "apgd"
 STUDIES = 2000
 ALARMS = 0.035, 0.065  # of the 95 % interval, in simulated studies without an effect
-WAITS = "D is computed once all runs are there, two seeds or more of each arm."
+WAITS = "D is computed once all runs have finished, two seeds or more of each arm."
 NO_CURVE = "The uniform arms do not differ in natural accuracy: there is no curve, and no D."
 
 
@@ -54,7 +54,7 @@ def has_curve(uniform: Sequence[Arm]) -> bool:
 def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool = False) -> list[Table]:
     """D of each arm from the curve of the uniform arms, and the difference of D for each pair; fills the analysis.
 
-    Nothing is computed before all runs are there: results seen before that would change the error rates.
+    Nothing is computed before all runs have finished: results seen before that would change the error rates.
     """
     known = uniform_arms(results)
     fewest = min((len(runs) for runs in results.runs.values()), default=0)

@@ -50,7 +50,7 @@ class Experiment:
     scales: Mapping[str, Scale] = field(default_factory=lambda: SCALES)
     data: tuple[str, ...] = ("cifar10",)  # choices of --data at paper scale
     checkpoint: str = "last"
-    # scales at which no result is read or shown before all runs are there, and what is decided then
+    # scales at which no result is read or shown before all runs have finished, and what is decided then
     blind: Mapping[str, str] = field(default_factory=dict)
     withhold: Callable[[Results], str] = lambda results: ""  # why results are not shown even then
     notes: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ def run_experiment(
 
     The runs are in out/runs and shared by all experiments. `only` names arms: others are shown if their runs are there,
     but not trained. With `source`, finished runs are looked for below that folder, and nothing is trained. A blind
-    experiment writes nothing before all runs are there.
+    experiment writes nothing before all runs have finished.
     """
     experiment = load(name)
     chosen = choose_scale(experiment, scale, data)
