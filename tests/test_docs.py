@@ -199,13 +199,13 @@ def grow(package, text):
         elif how == "at the end":
             path.write_text(f"{path.read_text()}\n\n{lines}")
         else:
-            imported = "\n".join(re.findall(r"^from .*$", lines, flags=re.M))
-            entry = lines.replace(imported, "").strip()
+            above, entry = re.split(r'^(?="\w)', lines, maxsplit=1, flags=re.M)
             head = re.compile(rf"^{how.removeprefix('in ')}\b.*= {{", flags=re.M)
             old = path.read_text()
             assert len(head.findall(old)) == 1, f"{name} has no table {how}"
-            new = head.sub(lambda match: f"{match[0]}{entry} ", old)  # noqa: B023 (used at once)
-            path.write_text(new.replace("\nfrom ", f"\n{imported}\nfrom ", 1))
+            if above.startswith("from "):
+                old, above = old.replace("\nfrom ", f"\n{above}from ", 1), ""
+            path.write_text(head.sub(lambda match: f"{above}{match[0]}{entry.strip()} ", old))  # noqa: B023 (used at once)
 
 
 def own_pictures(folder):

@@ -20,7 +20,7 @@ from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
 from pixelpart.masks import BudgetPolicy, draw_blobs
-from pixelpart.masks.controls import Noise
+from pixelpart.masks.rules import Noise
 from pixelpart.types import Activations, Budget, BudgetMap, Heatmap, Images, Labels, Logits, Map, Share, Targets
 from pixelpart.view.borrow import FrozenView
 

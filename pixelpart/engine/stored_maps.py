@@ -9,7 +9,7 @@ from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy, draw_blobs
-from pixelpart.masks.controls import Noise
+from pixelpart.masks.rules import Noise
 from pixelpart.types import Images, Labels, Map
 
 

@@ -133,7 +133,7 @@ def apply_run_policy(
     """`apply_policy` with the run's settings, for the test images of these numbers; each image has its own noise."""
     if config.mask.source == "object" and object_masks is None:
         raise UserError(f"the run's budgets follow object masks, which {config.dataset} does not have")
-    grid = masks.controls.BLOB_GRID
+    grid = masks.BLOB_GRID
     noise = draws.hashed_normal(draws.keys(seed, "blobs", index), 2 * grid**2).view(-1, 2, grid, grid)
     return apply_policy(
         model,

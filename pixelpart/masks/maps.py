@@ -1,10 +1,15 @@
-"""Class activation maps: which positions of an image raise the score of a class.
+"""Maps of a network: which positions of an image raise the score of a class.
 
-Each method is a formula over an activation A (b, f, u, v) and the gradient G of the class score with respect to it.
-Tokens (b, t, f) are arranged on their grid of patches.
+A class activation map is a formula over an activation A (b, f, u, v) and the gradient G of the class score with respect
+to it; tokens (b, t, f) are arranged on their grid of patches.
+
+An attention map is how much each patch of a transformer contributes to the output through all blocks. The transformer
+has `attentions(x)`, which returns the attention weights of each block (b, heads, t, t), first block first, and the
+logits; and `class_token`, whether the logits come from the first token or from the mean of the patch tokens.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +17,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pixelpart import masks
 from pixelpart.errors import UserError, choose
-from pixelpart.masks.attention import attention_map
-from pixelpart.masks.sources import SourceInputs
 from pixelpart.types import Activations, Heatmap, Images, Labels, Map
 from pixelpart.view.borrow import borrowed
 
 Tokens = Float[Tensor, "b t f"]
+Mixing = Float[Tensor, "b t t"]  # share of each token (column) in each token (row)
 
 
 def gradcam(acts: Activations, grads: Activations) -> Map:
@@ -40,6 +43,47 @@ def layercam(acts: Activations, grads: Activations) -> Map:
     return F.relu((F.relu(grads) * acts).sum(1))
 
 
+CAMS: dict[str, Callable[[Activations, Activations], Map]] = {
+    "gradcam": gradcam,
+    "layercam": layercam,
+    "xgradcam": xgradcam,
+}
+
+
+def rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
+    """A_L ... A_1 with A = (mean of the heads + I) / 2 (Abnar and Zuidema 2020); the same for every class."""
+    with torch.no_grad():
+        weights, _ = model.attentions(x)
+        identity = torch.eye(weights[0].shape[-1], dtype=weights[0].dtype, device=x.device)
+        mixed = identity.expand_as(weights[0][:, 0])
+        for layer in weights:
+            mixed = (layer.mean(1) + identity) / 2 @ mixed
+    return mixed
+
+
+def gradient_rollout(model: Any, x: Images, target: Labels | None) -> Mixing:
+    """(I + A_L) ... (I + A_1) - I with A = mean over heads of relu(G W), W the attention's weights and G the gradient
+    of the class score with respect to them (Chefer et al. 2021, "Generic attention-model explainability").
+    """
+    with torch.enable_grad():
+        # The parameters require no gradient here, so the graph must start at the pixels; gradients stop at the weights.
+        weights, logits = model.attentions(x.detach().requires_grad_())
+        target = logits.argmax(1) if target is None else target
+        grads = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), weights)
+    mixed = torch.zeros_like(weights[0][:, 0])
+    for grad, weight in zip(grads, weights, strict=True):
+        layer = F.relu(grad * weight.detach()).mean(1)
+        mixed = mixed + layer + layer @ mixed  # I is never added: next to it small entries would be rounded off
+    return mixed
+
+
+ROLLOUTS: dict[str, Callable[[Any, Images, Labels | None], Mixing]] = {
+    "gradient-rollout": gradient_rollout,
+    "rollout": rollout,
+}
+MAPS: dict[str, Callable[..., Tensor]] = {**CAMS, **ROLLOUTS}
+
+
 def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, *, method: str = "gradcam") -> Map:
     """The map at `features` without a backward pass, exact if average pooling and a linear layer of this weight follow.
 
@@ -47,7 +91,7 @@ def pooled_cam(acts: Activations, weight: Float[Tensor, "k f"], target: Labels, 
     """
     with torch.no_grad():
         grads = (weight[target] / acts[0, 0].numel())[:, :, None, None].expand_as(acts)
-        return choose(masks.CAMS, method, "cam")(acts, grads)
+        return choose(CAMS, method, "cam")(acts, grads)
 
 
 def features_cam(model: Any, acts: Activations | Tokens, target: Labels, *, method: str = "gradcam") -> Map:
@@ -64,6 +108,22 @@ def features_cam(model: Any, acts: Activations | Tokens, target: Labels, *, meth
         return _explain(logits, leaf, target, method)
 
 
+def attention_map(model: Any, x: Images, target: Labels | None = None, *, method: str) -> Map:
+    """The map (b, u, v) on the grid of patches, detached; the model is left unchanged."""
+    function = choose(ROLLOUTS, method, "cam")
+    with borrowed(model) as fixed:
+        if not hasattr(fixed, "attentions"):
+            raise UserError(
+                f"cam {method!r} needs a transformer with `attentions`; for {type(model).__name__} choose from "
+                f"{', '.join(sorted(CAMS))}"
+            )
+        mixed = function(fixed, x, target)
+        side = math.isqrt(mixed.shape[-1])  # tokens that are not patches come first
+        patches = mixed[:, :, -side * side :]
+        output = patches[:, 0] if fixed.class_token else patches[:, -side * side :].mean(1)
+        return output.unflatten(1, (side, side))
+
+
 def cam(
     model: Any, x: Images, target: Labels | None = None, *, method: str = "gradcam", layer: str = "features"
 ) -> Map:
@@ -71,8 +131,8 @@ def cam(
 
     layer: "features", or the name of a submodule whose output is an activation. The model is left unchanged.
     """
-    choose(masks.MAPS, method, "cam")
-    if method in masks.ROLLOUTS:
+    choose(MAPS, method, "cam")
+    if method in ROLLOUTS:
         if layer != "features":
             raise UserError(f"cam {method!r} reads all blocks; layer {layer!r} does not apply to it")
         return attention_map(model, x, target, method=method)
@@ -89,18 +149,6 @@ def cam(
             acts = fixed.features(x)
             target = fixed.head(acts).argmax(1) if target is None else target
         return features_cam(fixed, acts, target, method=method)
-
-
-def model_map(inputs: SourceInputs, *, method: str) -> Map:
-    """The raw class activation map or attention map.
-
-    At the layer "features" a class activation map reads the clean pass; other layers and attention maps take a pass of
-    their own through `model`.
-    """
-    if inputs.layer == "features" and method in masks.CAMS and inputs.acts is not None:
-        assert inputs.target is not None
-        return features_cam(inputs.view, inputs.acts, inputs.target, method=method)
-    return cam(inputs.model, inputs.x, inputs.target, method=method, layer=inputs.layer)
 
 
 def heatmap(
@@ -127,7 +175,7 @@ def _explain(logits: Tensor, leaf: Tensor, target: Tensor, method: str) -> Tenso
     score = logits.gather(1, target[:, None]).sum()
     (grads,) = torch.autograd.grad(score, leaf)
     grads = grads.to(logits.dtype)  # the type of the head: a bf16 map would make bf16 budgets
-    return choose(masks.CAMS, method, "cam")(on_grid(leaf.detach()), on_grid(grads))
+    return choose(CAMS, method, "cam")(on_grid(leaf.detach()), on_grid(grads))
 
 
 def on_grid(acts: Activations | Tokens) -> Activations:

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pixelpart import masks
 from pixelpart.config import MaskConfig
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.masks.checks import check_maps, check_range, check_share, check_size
-from pixelpart.masks.controls import Blobs, Noise, shuffled
 from pixelpart.masks.maps import upscale
-from pixelpart.masks.rules import is_dead, parse_rule, rank
+from pixelpart.masks.rules import CONTROLS, RULES, Blobs, Noise, is_dead, parse_rule, rank, shuffled
 from pixelpart.masks.sources import Source, SourceInputs, parse_source
 from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Logits, Map, Share
 
@@ -181,9 +179,9 @@ def budget_policy(
     stored: bool = False,
 ) -> BudgetPolicy | None:
     """The policy that these settings name, None for rule "none"; a name that does not exist is a UserError."""
-    choose({"none": None, **masks.RULES}, rule.partition(":")[0], "mask.rule")
+    choose({"none": None, **RULES}, rule.partition(":")[0], "mask.rule")
     entry = parse_source(source)
-    control_function = choose(masks.CONTROLS, control, "mask.control")
+    control_function = choose(CONTROLS, control, "mask.control")
     choose(MEAN_OVER, mean_over, "mask.mean_over")
     if target not in TARGETS:
         raise unknown("mask.target", target, TARGETS)

@@ -1,6 +1,9 @@
-"""Rules: from heat to each pixel's share in [0,1] of the way from eps_low to eps.
+"""Rules, from heat to each pixel's share in [0,1] of the way from eps_low to eps; and controls of that share.
 
 heat is (b, h, w) in [0,1]; mean, deviation and quantile are taken over each image, ranks over the batch.
+
+A control changes the shares, to tell what the effect of a policy is due to; `noise` are normal numbers on a coarse
+grid. Images whose map is dead keep their share under every control (see `BudgetPolicy.budget`).
 """
 
 import functools
@@ -8,48 +11,24 @@ import math
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from pixelpart import masks
 from pixelpart.errors import UserError, choose
+from pixelpart.masks.maps import upscale
 from pixelpart.types import Flags, Heatmap, Share
 
 LEAST_HEAT = 1e-3  # in `power`
 LARGEST_POWER = 10  # 1e-3 to this power, either way, is within the range of fp32
+BLOB_GRID = 4
+
+Noise = Float[Tensor, "b g g"]
+Blobs = Float[Tensor, "b 2 g g"]
 
 
 def is_dead(heat: Heatmap) -> Flags:
     """Which images have zero heat at every pixel."""
     return (heat == 0).flatten(1).all(1)
-
-
-def parse_rule(text: str, *, eps: float, eps_low: float) -> Callable[[Heatmap], Share]:
-    """The rule of a name such as "mean", "quantile:0.7" or "power:0.5", for these levels."""
-    name, colon, value = text.partition(":")
-    function = choose(masks.RULES, name, "rule")
-    if name == "quantile" and colon:
-        q = _number(value)
-        if not 0 <= q < 1:
-            raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number Q with 0 <= Q < 1")
-        return functools.partial(function, q=q)
-    if name == "power":
-        p = _number(value)
-        if not -LARGEST_POWER <= p <= LARGEST_POWER:
-            raise UserError(f"rule {text!r} is not power:P with -{LARGEST_POWER} <= P <= {LARGEST_POWER}")
-        if eps_low >= eps:
-            raise UserError(f"rule {text!r} needs eps_low below eps, not {eps_low:.4g} and {eps:.4g}")
-        return functools.partial(function, p=p, least=eps_low / eps)
-    if colon:
-        raise UserError(f"rule {name!r} takes no number, but {text!r} has one; only quantile:Q and power:P do")
-    return function
-
-
-def _number(text: str) -> float:
-    """The text as a float; NaN if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def above_mean(heat: Heatmap) -> Share:
@@ -119,3 +98,90 @@ def _standardised(values: Tensor) -> Tensor:
     """(values - mean) / std of each image, with the population's std."""
     dims = tuple(range(1, values.ndim))
     return (values - values.mean(dims, keepdim=True)) / values.std(dims, correction=0, keepdim=True)
+
+
+RULES: dict[str, Callable[..., Share]] = {
+    "mean": above_mean,
+    "official": official,
+    "power": power,
+    "quantile": above_quantile,
+    "rank": rank,
+    "soft": soft,
+    "zscore": zscore,
+}
+
+
+def parse_rule(text: str, *, eps: float, eps_low: float) -> Callable[[Heatmap], Share]:
+    """The rule of a name such as "mean", "quantile:0.7" or "power:0.5", for these levels."""
+    name, colon, value = text.partition(":")
+    function = choose(RULES, name, "rule")
+    if name == "quantile" and colon:
+        q = _number(value)
+        if not 0 <= q < 1:
+            raise UserError(f"rule {text!r}: {value!r} is not a quantile; choose a number Q with 0 <= Q < 1")
+        return functools.partial(function, q=q)
+    if name == "power":
+        p = _number(value)
+        if not -LARGEST_POWER <= p <= LARGEST_POWER:
+            raise UserError(f"rule {text!r} is not power:P with -{LARGEST_POWER} <= P <= {LARGEST_POWER}")
+        if eps_low >= eps:
+            raise UserError(f"rule {text!r} needs eps_low below eps, not {eps_low:.4g} and {eps:.4g}")
+        return functools.partial(function, p=p, least=eps_low / eps)
+    if colon:
+        raise UserError(f"rule {name!r} takes no number, but {text!r} has one; only quantile:Q and power:P do")
+    return function
+
+
+def _number(text: str) -> float:
+    """The text as a float; NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def draw_blobs(n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Blobs:
+    """N(0,1) noise of n images on a 4x4 grid: the first for the source `blobs`, the second for the control."""
+    shape = (n, 2, BLOB_GRID, BLOB_GRID)
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
+
+
+def unchanged(share: Share, dead: Flags, noise: Noise | None) -> Share:
+    """The share itself."""
+    return share
+
+
+def inverted(share: Share, dead: Flags, noise: Noise | None) -> Share:
+    """1 - share."""
+    return 1 - share
+
+
+def shuffled(share: Share, dead: Flags, noise: Noise | None) -> Share:
+    """The share of the next image in the batch whose map is not dead, cyclically."""
+    n = len(share)
+    number = torch.arange(n, device=share.device)
+    distance = (number[None] - number[:, None] - 1) % n
+    return share[(distance + n * dead[None]).argmin(1)]
+
+
+def flat(share: Share, dead: Flags, noise: Noise | None) -> Share:
+    """The mean over the image at every pixel."""
+    return share.mean((1, 2, 3), keepdim=True).expand_as(share)
+
+
+def same_area(share: Share, dead: Flags, noise: Noise | None) -> Share:
+    """The image's own shares, placed by blobs: the largest where the upscaled noise is highest, ties by index."""
+    assert noise is not None
+    height = upscale(noise, (share.shape[2], share.shape[3])).flatten(1)
+    order = height.sort(dim=1, descending=True, stable=True).indices
+    values = share.flatten(2).sort(2, descending=True).values
+    return torch.empty_like(values).scatter(2, order[:, None].expand_as(values), values).view_as(share)
+
+
+CONTROLS: dict[str, Callable[[Share, Flags, Noise | None], Share]] = {
+    "none": unchanged,
+    "inverted": inverted,
+    "shuffled": shuffled,
+    "flat": flat,
+    "blobs": same_area,
+}

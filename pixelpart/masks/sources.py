@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pixelpart import losses, masks
+from pixelpart import losses
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.losses import ce
+from pixelpart.masks.maps import CAMS, MAPS, cam, features_cam
 from pixelpart.types import Heatmap, Images, Labels, Logits, Map
 
 CORNERS = ("ul", "ur", "bl", "br")
@@ -45,6 +46,18 @@ class Source:
     of_image: bool = False  # belongs to the image before augmentation, and moves with it
     per_image: bool = False  # a map is one real number per image, ranked over the batch
     settings: Callable[[str], dict[str, Any]] | None = None  # reads what follows the colon of name:setting
+
+
+def model_map(inputs: SourceInputs, *, method: str) -> Map:
+    """The raw class activation map or attention map.
+
+    At the layer "features" a class activation map reads the clean pass; other layers and attention maps take a pass of
+    their own through `model`.
+    """
+    if inputs.layer == "features" and method in CAMS and inputs.acts is not None:
+        assert inputs.target is not None
+        return features_cam(inputs.view, inputs.acts, inputs.target, method=method)
+    return cam(inputs.model, inputs.x, inputs.target, method=method, layer=inputs.layer)
 
 
 def gradient(inputs: SourceInputs, *, sigma: float = 0.0) -> Heatmap:
@@ -125,10 +138,21 @@ def quadrant_settings(text: str) -> dict[str, str]:
     return {"corner": text}
 
 
+SOURCES: dict[str, Source] = {
+    **{name: Source(functools.partial(model_map, method=name), raw=True, from_model=True) for name in MAPS},
+    "gradient": Source(gradient, from_model=True, settings=gradient_settings),
+    "margin": Source(margin, from_model=True, per_image=True),
+    "centre": Source(centre),
+    "quadrant": Source(quadrant, settings=quadrant_settings),
+    "blobs": Source(blobs, raw=True),
+    "object": Source(object_mask, of_image=True),
+}
+
+
 def parse_source(text: str) -> Source:
     """The source of a name such as "gradcam" or "quadrant:ul", its setting bound."""
     name, colon, value = text.partition(":")
-    source = choose(masks.SOURCES, name, "mask.source")
+    source = choose(SOURCES, name, "mask.source")
     if source.settings is not None:
         return dataclasses.replace(source, maps=functools.partial(source.maps, **source.settings(value)))
     if colon:

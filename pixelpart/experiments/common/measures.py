@@ -25,6 +25,7 @@ from pixelpart.evaluation.images import start_images
 from pixelpart.experiments.common.results import all_epochs
 from pixelpart.experiments.common.scales import EPS, SCALES
 from pixelpart.losses import ce
+from pixelpart.masks.sources import SourceInputs, centre
 from pixelpart.runs import Run
 from pixelpart.runtime.device import choose_device
 from pixelpart.runtime.precision import ieee_fp32
@@ -90,7 +91,7 @@ def heat_maps(run: Run, job: Job, device: str | None) -> MeasureJson:
         dead[epoch] = int((raw.amax((1, 2)) <= 0).sum())
         if inside is not None:
             columns[f"epoch {epoch}"] = concentration(raw, inside)
-    middle = None if inside is None else concentration(masks.centre(masks.SourceInputs(x, labels[: len(x)])), inside)
+    middle = None if inside is None else concentration(centre(SourceInputs(x, labels[: len(x)])), inside)
     return {"columns": columns, "gaussian": middle, "dead": dead, "index": shown.tolist(), "maps": pictures}
 
 
