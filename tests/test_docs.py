@@ -6,9 +6,9 @@ CIFAR-10, or of a wide network, stops once every name in the config is resolved;
 at a few images, and only parses its attacks where no earlier command of the document has made the run. Other commands
 than `pixelpart` are not run: make's targets and Python's files have to exist.
 
-A `python` block that begins with `# FILE, new`, `# FILE, at the end` or `# FILE, in TABLE` is an addition to the
-package. All additions are made to a copy of it, and the `sh` block behind each then runs there. One that begins with
-`# FILE` is a file of the reader's own: it is put into the folder.
+A `python` block that begins with `# FILE, new` or `# FILE, in TABLE` is an addition to the package. All additions are
+made to a copy of it, and the `sh` block behind each then runs there. One that begins with `# FILE` is a file of the
+reader's own: it is put into the folder.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.
 SOME = 320  # images
 TINY = {"epochs": 1, "holdout": 64, "probe": 32, "batch_size": 128, "burn_in": {"epochs": 0}, "attack": {"steps": 1}}
 TINY |= {"auto": ()}
-ADDITION = re.compile(r"# (pixelpart/\S+), (new|at the end|in [A-Z]+)\n")
+ADDITION = re.compile(r"# (pixelpart/\S+), (new|in [A-Z]+)\n")
 OWN_FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 NOT_RUN = {".", "pip", "pre-commit"}  # shell and tools: neither is ours
 
@@ -196,8 +196,6 @@ def grow(package, text):
         if how == "new":
             assert not (ROOT / name).exists()
             path.write_text(lines)
-        elif how == "at the end":
-            path.write_text(f"{path.read_text()}\n\n{lines}")
         else:
             above, entry = re.split(r'^(?="\w)', lines, maxsplit=1, flags=re.M)
             head = re.compile(rf"^{how.removeprefix('in ')}\b.*= {{", flags=re.M)

@@ -1,12 +1,14 @@
 """Draws the parameters of each kind of augmentation, for a batch at once."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from pixelpart.data.augment.colour import OPERATIONS, Colour
 from pixelpart.data.augment.moving import PAD, Box, Mix, Params, Warp
+from pixelpart.errors import choose
 
 CUT_LINES = 11 / 32  # CropShift cuts fewer lines than this, rows and columns together
 STRENGTHS = ((0.1, 1.9), (0.5, 1.9), (0.5, 1.9), (0.1, 1.9), (1.0, 1.0), (1.0, 1.0))  # of colour.OPERATIONS
@@ -69,6 +71,20 @@ def draw_idbh(n: int, generator: torch.Generator) -> Params:
     )
     colour = torch.where(shear | turn, -1, operation)
     return Params(still.top, still.left, flip < 0.5, warp, _erasing(n, generator), colour=_colour(colour, strength))
+
+
+AUGMENTS: dict[str, Callable[[int, torch.Generator], Params]] = {
+    "none": draw_none,
+    "crop-flip": draw_crop_flip,
+    "crop-flip-cutout": draw_cutout,
+    "crop-flip-cutmix": draw_cutmix,
+    "idbh": draw_idbh,
+}
+
+
+def draw(kind: str, n: int, *, generator: torch.Generator | None = None) -> Params:
+    """Parameters for n images, on the generator's device; None: a fresh generator seeded with 0."""
+    return choose(AUGMENTS, kind, "augment")(n, torch.Generator().manual_seed(0) if generator is None else generator)
 
 
 def _cut(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
