@@ -7,7 +7,6 @@ before it, by `step_batch`. The whole iteration can therefore be compiled and ca
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +18,9 @@ from pixelpart.data import augment
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
-from pixelpart.masks import BudgetPolicy, draw_blobs
+from pixelpart.masks import BudgetPolicy, CleanPass, SourceInputs, draw_blobs
 from pixelpart.masks.rules import Noise
-from pixelpart.types import Activations, Budget, BudgetMap, Heatmap, Images, Labels, Logits, Map, Share, Targets
+from pixelpart.types import Budget, BudgetMap, Heatmap, Images, Labels, Map, Share, Targets
 from pixelpart.view.borrow import FrozenView
 
 
@@ -112,13 +111,6 @@ def step_batch(
     )
 
 
-class CleanPass(NamedTuple):
-    """The model's outputs on the clean images: one forward pass, shared by the mask and by TRADES."""
-
-    acts: Activations
-    logits: Logits
-
-
 def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     """Crafts adversarial examples inside the budget, descends on them once, and adds to the epoch's sums."""
     x = augment.apply_to_images(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
@@ -147,6 +139,7 @@ def training_targets(batch: StepBatch, x: Images, *, classes: int) -> Targets:
 
 @torch.no_grad()
 def clean_pass(view: FrozenView, x: Images) -> CleanPass:
+    """The view's outputs on the clean images: one forward pass, shared by the mask and by TRADES."""
     acts = view.features(x)
     return CleanPass(acts, view.head(acts))
 
@@ -171,8 +164,9 @@ def pixel_budget(
     if (mask := phase.mask) is not None:
         maps = batch.stored_maps
         if maps is None:
+            noise, objects = batch.source_noise, batch.objects
             maps = mask.maps(
-                x, y, model=state.model, view=view, clean=clean, noise=batch.source_noise, objects=batch.objects
+                SourceInputs(x, y, model=state.model, view=view, clean=clean, noise=noise, objects=objects)
             )
         move = functools.partial(augment.apply, batch.augmentation, fill=1.0)
         size = (x.shape[-2], x.shape[-1])

@@ -8,7 +8,7 @@ from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import to_device
-from pixelpart.masks import BudgetPolicy, draw_blobs
+from pixelpart.masks import BudgetPolicy, SourceInputs, draw_blobs
 from pixelpart.masks.rules import Noise
 from pixelpart.types import Images, Labels, Map
 
@@ -25,7 +25,7 @@ def current_maps(
     """The source's maps of the images at the present weights."""
     view = state.attack_view()
     clean = clean_pass(view, x) if mask.source.from_model else None
-    return mask.maps(x, y, model=state.model, view=view, clean=clean, noise=noise, objects=objects)
+    return mask.maps(SourceInputs(x, y, model=state.model, view=view, clean=clean, noise=noise, objects=objects))
 
 
 def sample_maps(

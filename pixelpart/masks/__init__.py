@@ -7,7 +7,7 @@ SOURCES in sources.py, RULES and CONTROLS in rules.py.
 from pixelpart.masks.maps import CAMS, MAPS, ROLLOUTS, attention_map, cam, features_cam, heatmap, pooled_cam, upscale
 from pixelpart.masks.policy import AppliedPolicy, BudgetPolicy, apply_policy, budget, budget_policy
 from pixelpart.masks.rules import BLOB_GRID, CONTROLS, RULES, draw_blobs, is_dead, parse_rule
-from pixelpart.masks.sources import SOURCES, Source, SourceInputs, parse_source
+from pixelpart.masks.sources import SOURCES, CleanPass, Source, SourceInputs, parse_source
 
 __all__ = [
     "BLOB_GRID",
@@ -19,6 +19,7 @@ __all__ = [
     "SOURCES",
     "AppliedPolicy",
     "BudgetPolicy",
+    "CleanPass",
     "Source",
     "SourceInputs",
     "apply_policy",

@@ -7,7 +7,7 @@ tensor of its batch.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from pixelpart.masks.checks import check_maps, check_range, check_share, check_s
 from pixelpart.masks.maps import upscale
 from pixelpart.masks.rules import CONTROLS, RULES, Blobs, Noise, is_dead, parse_rule, rank, shuffled
 from pixelpart.masks.sources import Source, SourceInputs, parse_source
-from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Logits, Map, Share
+from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Map, Share
 
 TARGETS = ("predicted", "label")
 MEAN_OVER = {"image": (1, 2, 3), "batch": (0, 1, 2, 3)}
@@ -70,22 +70,11 @@ class BudgetPolicy:
         }
         return next((setting for setting, used in settings.items() if used), "")
 
-    def maps(
-        self,
-        x: Images,
-        y: Labels,
-        *,
-        model: Any,
-        view: Any,
-        clean: tuple[Tensor, Logits] | None = None,
-        noise: Tensor | None = None,
-        objects: Tensor | None = None,
-    ) -> Map:
-        """The source's map of each image; `clean` is what the view computed for x. See `SourceInputs`."""
-        acts, logits = clean or (None, None)
-        predicted = None if logits is None else logits.argmax(1)
-        target = y if self.of_label else predicted
-        return self.source.maps(SourceInputs(x, y, target, self.layer, model, view, acts, logits, noise, objects))
+    def maps(self, inputs: SourceInputs) -> Map:
+        """The source's map of each image, at the policy's layer and for the class that the policy explains."""
+        predicted = None if inputs.clean is None else inputs.clean.logits.argmax(1)
+        target = inputs.y if self.of_label else predicted
+        return self.source.maps(replace(inputs, target=target, layer=self.layer))
 
     def heat(self, maps: Map, size: tuple[int, int]) -> Heatmap:
         """Maps of the network at image size and in [0,1]; other maps are that already."""
@@ -229,7 +218,7 @@ def apply_policy(
         policy = budget_policy(**mask.policy | {"rule": "mean"}, eps=1.0, eps_low=0.0)
     assert policy is not None
     source_noise, control_noise = (None, None) if blobs is None else blobs.unbind(1)
-    maps = policy.maps(x, y, model=model, view=model, noise=source_noise, objects=objects)
+    maps = policy.maps(SourceInputs(x, y, model=model, view=model, noise=source_noise, objects=objects))
     budget, share, dead = policy.pixel_budget(maps, size, control_noise)
     heat = policy.share(maps, size)[0][:, 0] if policy.source.per_image else policy.heat(maps, size)
     if mask.rule == "none":

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
@@ -20,18 +20,24 @@ from pixelpart.types import Heatmap, Images, Labels, Logits, Map
 CORNERS = ("ul", "ur", "bl", "br")
 
 
+class CleanPass(NamedTuple):
+    """What a model's `features` and `head` returned for the clean images."""
+
+    acts: Tensor
+    logits: Logits
+
+
 @dataclass(frozen=True)
 class SourceInputs:
     """What a source may read of a batch; None where the policy's source does not read it."""
 
     x: Images
     y: Labels
-    target: Labels | None = None  # the class that a map explains; None: the predicted one
-    layer: str = "features"
+    target: Labels | None = None  # the class that a map explains, set by the policy; None: the predicted one
+    layer: str = "features"  # set by the policy
     model: Any = None
     view: Any = None  # the model as the attack sees it
-    acts: Tensor | None = None  # the clean pass: what `view` computed for x
-    logits: Logits | None = None
+    clean: CleanPass | None = None  # of `view`
     noise: Map | None = None  # normal numbers on a coarse grid, drawn for every step
     objects: Shaped[Tensor, "b h w"] | None = None  # 1 on the true object of each image, else 0
 
@@ -54,9 +60,9 @@ def model_map(inputs: SourceInputs, *, method: str) -> Map:
     At the layer "features" a class activation map reads the clean pass; other layers and attention maps take a pass of
     their own through `model`.
     """
-    if inputs.layer == "features" and method in CAMS and inputs.acts is not None:
+    if inputs.layer == "features" and method in CAMS and inputs.clean is not None:
         assert inputs.target is not None
-        return features_cam(inputs.view, inputs.acts, inputs.target, method=method)
+        return features_cam(inputs.view, inputs.clean.acts, inputs.target, method=method)
     return cam(inputs.model, inputs.x, inputs.target, method=method, layer=inputs.layer)
 
 
@@ -87,7 +93,7 @@ def gaussian(n: int, sigma: float, *, like: Tensor) -> Float[Tensor, "n n"]:
 
 def margin(inputs: SourceInputs) -> Map:
     """z_y - max_{k != y} z_k of each clean image: how surely it is classified correctly."""
-    logits = inputs.view(inputs.x) if inputs.logits is None else inputs.logits
+    logits = inputs.view(inputs.x) if inputs.clean is None else inputs.clean.logits
     return -losses.margin(logits, inputs.y)[:, None, None]
 
 

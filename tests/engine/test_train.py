@@ -271,7 +271,7 @@ def test_a_truncated_or_foreign_checkpoint_is_refused_and_not_overwritten(stoppe
 
 
 def test_an_epoch_of_dead_maps_is_logged(small, quiet, tmp_path, monkeypatch):
-    monkeypatch.setattr(BudgetPolicy, "maps", lambda self, x, y, **seen: torch.zeros(len(x), 8, 8))
+    monkeypatch.setattr(BudgetPolicy, "maps", lambda self, inputs: torch.zeros(len(inputs.x), 8, 8))
     run = train(small(mask={"rule": "mean", "every": 1}, epochs=2), tmp_path / "run", screen=quiet)
     assert run.metrics[1]["dead_cams"] == 200
     assert "every heat map of this epoch was zero" in log_of(run)

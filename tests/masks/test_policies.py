@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pixelpart import masks, models
 from pixelpart.errors import UserError
-from pixelpart.masks import BudgetPolicy
+from pixelpart.masks import BudgetPolicy, SourceInputs
 
 EPS, LOW, N, SIZE = 8 / 255, 4 / 255, 7, 16
 SETTINGS = {"quadrant": "quadrant:ur", "gradient": "gradient:1"}
@@ -49,10 +49,14 @@ def rows(seen: dict, index: list[int]) -> dict:
     return {name: value[index] if isinstance(value, Tensor) else value for name, value in seen.items()}
 
 
+def inputs(seen: dict) -> SourceInputs:
+    return SourceInputs(**{name: value for name, value in seen.items() if name != "control"})
+
+
 def apply(made: BudgetPolicy, seen: dict) -> tuple[Tensor, Tensor, Tensor]:
     """Budget, share and dead flags of all images."""
     with torch.no_grad():
-        maps = made.maps(**{name: value for name, value in seen.items() if name != "control"})
+        maps = made.maps(inputs(seen))
         share, dead = made.share(maps, (SIZE, SIZE))
         return *made.budget(share, dead, seen["control"]), dead
 
@@ -60,7 +64,7 @@ def apply(made: BudgetPolicy, seen: dict) -> tuple[Tensor, Tensor, Tensor]:
 def killed(made: BudgetPolicy, seen: dict, dead: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Budget and share before and after the control, with the maps of these images dead."""
     with torch.no_grad():
-        maps = made.maps(**{name: value for name, value in seen.items() if name != "control"}).clone()
+        maps = made.maps(inputs(seen)).clone()
         maps[dead] = 0
         share, flags = made.share(maps, (SIZE, SIZE))
     assert [i for i in range(N) if flags[i]] == dead

@@ -5,6 +5,7 @@ import torch
 
 from pixelpart import masks, models
 from pixelpart.errors import UserError
+from pixelpart.masks import CleanPass, SourceInputs
 
 EPS, LOW = 8 / 255, 5 / 255
 
@@ -28,8 +29,8 @@ def test_a_raw_map_becomes_eps_in_its_hot_half_and_eps_low_elsewhere_and_a_dead_
 def test_a_policys_maps_are_those_of_cam(layer: str, target: str) -> None:
     model, x, y = models.build("tiny-cnn").eval(), torch.rand(3, 3, 16, 16), torch.tensor([1, 2, 3])
     acts = model.features(x).detach()
-    clean = (acts, model.head(acts).detach())
-    found = policy(source="layercam", layer=layer, target=target).maps(x, y, model=model, view=model, clean=clean)
+    inputs = SourceInputs(x, y, model=model, view=model, clean=CleanPass(acts, model.head(acts).detach()))
+    found = policy(source="layercam", layer=layer, target=target).maps(inputs)
     expected = masks.cam(model, x, y if target == "label" else None, method="layercam", layer=layer)
     torch.testing.assert_close(found, expected)
 
