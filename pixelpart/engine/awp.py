@@ -21,11 +21,8 @@ def perturbed(
 
     The norms are those of each tensor. The loss is the whole training loss, also for TRADES and MART, as in the paper.
     The forward pass for g leaves batch-norm statistics unchanged. `all_mean` averages gradients over processes. On
-    exit the weights are restored to the bit. With gamma 0 nothing is done.
+    exit the weights are restored to the bit.
     """
-    if gamma == 0:
-        yield
-        return
     weights: list[Tensor] = [
         parameter for parameter in model.parameters() if parameter.ndim > 1 and parameter.requires_grad
     ]

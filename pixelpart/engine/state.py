@@ -1,7 +1,9 @@
 """What training changes: weights, optimiser state, averaged weights, and the sums behind a row of metrics."""
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
 from pixelpart.types import Budget, Share
 from pixelpart.view.borrow import FrozenView
+from pixelpart.view.views import Folding
 
 SINGLE = World()
 
@@ -42,7 +45,7 @@ class TrainingState:
         shape = shape or of_config(config).shape
         self.layout = choose_layout(self.model, shape=shape, device=device)
         dtype = PRECISIONS[config.precision]
-        # attack_view: call it for a FrozenView (features, head) of the model at its current weights, in eval mode
+        self.attack_view: Folding  # returns a FrozenView (features, head) of the current weights, in eval mode
         self.attack_view, training_view = make_views(dtype, self.model, shape=shape, device=device, layout=self.layout)
         self.low_precision = training_view is not None
         self.network: Callable[[Tensor], Tensor] = training_view or self.model
@@ -59,7 +62,8 @@ class TrainingState:
         stay equal. Batch norm normalises by a process's own slice; its running statistics are averaged.
         """
         self.optimizer.zero_grad()
-        with perturbed(self.model, loss_function, gamma=awp, all_mean=lambda grads: means(grads, n, self.world)):
+        all_mean = functools.partial(means, n=n, world=self.world)
+        with perturbed(self.model, loss_function, gamma=awp, all_mean=all_mean) if awp else nullcontext():
             loss = loss_function()
             loss.backward()
         average_in_place([weight.grad for weight in self.model.parameters() if weight.grad is not None], n, self.world)

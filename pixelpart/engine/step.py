@@ -2,6 +2,19 @@
 
 `train_step` does not wait for the device, branch on the value of a tensor or draw a random number: all draws are made
 before it, by `step_batch`. The whole iteration can therefore be compiled and captured as it is.
+
+The files that it runs through, in reading order:
+
+    engine/step.py             one iteration: this file
+    data/augment/moving.py     augmented images, and shares moved with them
+    engine/state.py            weights, the optimiser step, averaged weights, sums
+    masks/policy.py            Algorithm 1: from a map to the budget of each pixel
+    masks/sources.py           what marks the pixels
+    masks/maps.py              class activation maps and attention maps
+    masks/rules.py             marks to shares of the budget; controls
+    attacks/pgd.py             Algorithm 2: the attack
+    attacks/ball.py            its start and its projection onto the budget
+    objectives/__init__.py     the losses of AT, TRADES and MART
 """
 
 import functools
@@ -15,6 +28,7 @@ from pixelpart import draws
 from pixelpart.attacks.ball import draw_noise, start_point
 from pixelpart.config import Config
 from pixelpart.data import augment
+from pixelpart.data.augment.moving import Params, apply, apply_to_images, mix_labels
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
@@ -54,7 +68,7 @@ class StepBatch:
 
     images: Images
     labels: Labels
-    augmentation: augment.Params
+    augmentation: Params
     start_noise: Tensor  # with a leading dimension where an attack has several starts
     stored_maps: Map | None = None  # of the images before augmentation, as are the objects
     objects: Heatmap | None = None  # object masks: 1 on the object, else 0
@@ -113,7 +127,7 @@ def step_batch(
 
 def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     """Crafts adversarial examples inside the budget, descends on them once, and adds to the epoch's sums."""
-    x = augment.apply_to_images(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
+    x = apply_to_images(batch.augmentation, batch.images).contiguous(memory_format=state.layout)
     targets = training_targets(batch, x, classes=phase.classes)
     y = likeliest(targets)
     view = state.attack_view()  # eval mode, the weights as they are now
@@ -134,7 +148,7 @@ def training_targets(batch: StepBatch, x: Images, *, classes: int) -> Targets:
     if batch.augmentation.mix is None:
         return batch.labels
     labels = one_hot(batch.labels, classes, dtype=x.dtype)
-    return augment.mix_labels(batch.augmentation, labels, (x.shape[-2], x.shape[-1]))
+    return mix_labels(batch.augmentation, labels, (x.shape[-2], x.shape[-1]))
 
 
 @torch.no_grad()
@@ -168,7 +182,7 @@ def pixel_budget(
             maps = mask.maps(
                 SourceInputs(x, y, model=state.model, view=view, clean=clean, noise=noise, objects=objects)
             )
-        move = functools.partial(augment.apply, batch.augmentation, fill=1.0)
+        move = functools.partial(apply, batch.augmentation, fill=1.0)
         size = (x.shape[-2], x.shape[-1])
         budget, share, dead = mask.pixel_budget(maps, size, batch.control_noise, move=move)
         dead_count = dead.sum()
