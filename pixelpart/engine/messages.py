@@ -7,6 +7,7 @@ from pixelpart.data.loader import Loader
 from pixelpart.engine.checkpoint import Position
 from pixelpart.engine.plan import Plan
 from pixelpart.engine.state import TrainingState
+from pixelpart.masks import MAPS
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.runs import MetricsRow
 from pixelpart.runtime.device import machine
@@ -33,7 +34,7 @@ def opening_lines(
     if mask is not None and config.eps_low > config.eps:
         low, high = write_fraction(config.eps_low), write_fraction(config.eps)
         yield f"eps_low {low} is above eps {high}: marked pixels have the smaller budget"
-    reads_features = mask is not None and mask.source.raw and config.mask.layer == "features"
+    reads_features = mask is not None and config.mask.source in MAPS and config.mask.layer == "features"
     if reads_features and (found := getattr(plan.model, "found", "")):
         yield f"maps are read from {found}"
     if captured:

@@ -94,7 +94,7 @@ def _phases(config: Config, dataset: DataSet) -> tuple[Phase, Phase]:
     choose(PRECISIONS, config.precision, "precision")
     check_holdout(dataset.counts["train"], config.holdout)
     mask = masks.budget_policy(**config.mask.policy, eps=config.eps, eps_low=config.eps_low)
-    if mask is not None and mask.source.of_image:
+    if mask is not None and mask.source.before_augmentation:
         require_masks(dataset, config.dataset)
     first, method = config.burn_in, config.objective.name
     eps = config.eps if first.eps == "same" else first.eps

@@ -33,7 +33,7 @@ from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.losses import likeliest, one_hot
 from pixelpart.masks import BudgetPolicy, CleanPass, SourceInputs, draw_blobs
-from pixelpart.masks.rules import Noise
+from pixelpart.masks.rules import CoarseNoise
 from pixelpart.types import Budget, BudgetMap, Heatmap, Images, Labels, Map, Share, Targets
 from pixelpart.view.borrow import FrozenView
 
@@ -72,8 +72,8 @@ class StepBatch:
     start_noise: Tensor  # with a leading dimension where an attack has several starts
     stored_maps: Map | None = None  # of the images before augmentation, as are the objects
     objects: Heatmap | None = None  # object masks: 1 on the object, else 0
-    source_noise: Noise | None = None  # coarse noise, if the source or the control is blobs
-    control_noise: Noise | None = None
+    source_noise: CoarseNoise | None = None  # if the source or the control is blobs
+    control_noise: CoarseNoise | None = None
     budget_scale: BudgetMap | None = None  # factor on the budgets, while eps changes by epoch
 
 
@@ -133,7 +133,7 @@ def train_step(state: TrainingState, phase: Phase, batch: StepBatch) -> None:
     view = state.attack_view()  # eval mode, the weights as they are now
     clean = clean_pass(view, x) if phase.needs_clean_pass else None
 
-    budget, share, dead_count = pixel_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
+    budget, share, dead_count = batch_budget(state, phase, view, x, y, clean, batch)  # Algorithm 1
     start = start_points(x, budget, batch.start_noise, kind=phase.start)
     away_from = attack_reference(phase, targets, y, clean)
     x_adv = phase.attack(view, x, away_from, budget, start=start)  # Algorithm 2
@@ -159,7 +159,7 @@ def clean_pass(view: FrozenView, x: Images) -> CleanPass:
 
 
 @torch.no_grad()
-def pixel_budget(
+def batch_budget(
     state: TrainingState,
     phase: Phase,
     view: FrozenView,

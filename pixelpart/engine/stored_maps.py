@@ -9,7 +9,7 @@ from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
 from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy, SourceInputs, draw_blobs
-from pixelpart.masks.rules import Noise
+from pixelpart.masks.rules import CoarseNoise
 from pixelpart.types import Images, Labels, Map
 
 
@@ -19,7 +19,7 @@ def current_maps(
     x: Images,
     y: Labels,
     *,
-    noise: Noise | None = None,
+    noise: CoarseNoise | None = None,
     objects: Tensor | None = None,
 ) -> Map:
     """The source's maps of the images at the present weights."""
@@ -30,7 +30,7 @@ def current_maps(
 
 def sample_maps(
     state: TrainingState, mask: BudgetPolicy, x: Images, y: Labels, *, objects: Tensor | None
-) -> tuple[Map, Noise]:
+) -> tuple[Map, CoarseNoise]:
     """The maps of a few images outside of training, and the control's noise; `objects`: the object masks of the set."""
     blobs = draw_blobs(len(x), generator=draws.generator(0, "blobs of damage", device=x.device))
     source_noise, control_noise = blobs.unbind(1)

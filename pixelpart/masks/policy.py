@@ -17,7 +17,7 @@ from pixelpart.config import MaskConfig
 from pixelpart.errors import UserError, choose, unknown
 from pixelpart.masks.checks import check_maps, check_range, check_share, check_size
 from pixelpart.masks.maps import upscale
-from pixelpart.masks.rules import CONTROLS, RULES, Blobs, Noise, is_dead, parse_rule, rank, shuffled
+from pixelpart.masks.rules import CONTROLS, RULES, Blobs, CoarseNoise, is_dead, parse_rule, rank, shuffled
 from pixelpart.masks.sources import Source, SourceInputs, parse_source
 from pixelpart.types import BudgetMap, Flags, Heatmap, Images, Labels, Map, Share
 
@@ -43,7 +43,7 @@ class BudgetPolicy:
     of_label: bool  # the map explains the label, not the predicted class
     stored: bool  # maps are kept between epochs, not read from the batch
     rule: Callable[[Heatmap], Share]
-    control: Callable[[Share, Flags, Noise | None], Share]
+    control: Callable[[Share, Flags, CoarseNoise | None], Share]
     eps: float
     eps_low: float
     mean: float  # 0: budgets are not rescaled
@@ -54,11 +54,6 @@ class BudgetPolicy:
     def needs_clean_pass(self) -> bool:
         """Whether maps are computed from the network's outputs in every step."""
         return self.source.from_model and not self.stored
-
-    @property
-    def moves(self) -> bool:
-        """Whether maps belong to the images before augmentation, so that shares move with the pixels."""
-        return (self.stored or self.source.of_image) and not self.source.per_image
 
     @property
     def across_images(self) -> str:
@@ -77,8 +72,8 @@ class BudgetPolicy:
         return self.source.maps(replace(inputs, target=target, layer=self.layer))
 
     def heat(self, maps: Map, size: tuple[int, int]) -> Heatmap:
-        """Maps of the network at image size and in [0,1]; other maps are that already."""
-        return upscale(maps, size) if self.source.raw else maps
+        """Raw maps scaled to [0, 1] and resized; other sources return that already."""
+        return upscale(maps, size) if self.source.needs_scaling else maps
 
     def share(self, maps: Map, size: tuple[int, int]) -> tuple[Share, Flags]:
         """Each pixel's share of the way from eps_low to eps, and which maps are dead; these have share 1."""
@@ -86,21 +81,28 @@ class BudgetPolicy:
         dead = torch.zeros_like(heat[:, 0, 0], dtype=torch.bool) if self.source.per_image else is_dead(heat)
         return live_or_one(self.rule(heat), dead), dead
 
-    def budget(self, share: Share, dead: Flags, noise: Noise | None = None) -> tuple[BudgetMap, Share]:
+    def budget(self, share: Share, dead: Flags, noise: CoarseNoise | None = None) -> tuple[BudgetMap, Share]:
         """Control, then scale: the budget of each pixel, and its share after the control."""
         share = torch.where(dead[:, None, None, None], share, self.control(share, dead, noise))
         budget = scale(share, eps=self.eps, eps_low=self.eps_low)
         return (with_mean(budget, self.mean, over=self.mean_over) if self.mean else budget), share
 
     def pixel_budget(
-        self, maps: Map, size: tuple[int, int], noise: Noise | None, *, move: Callable[[Share], Share] | None = None
+        self,
+        maps: Map,
+        size: tuple[int, int],
+        noise: CoarseNoise | None,
+        *,
+        move: Callable[[Share], Share] | None = None,
     ) -> tuple[BudgetMap, Share, Flags]:
         """The budget of each pixel of images of this size, its share after the control, and which maps are dead.
 
-        `noise` is the control's; `move`, applied if `moves`, moves the shares as augmentation moved the images.
+        `noise` is the control's. `move` moves the shares as augmentation moved the images; it is applied to maps of the
+        images before augmentation.
         """
         share, dead = self.share(maps, size)
-        if move is not None and self.moves:
+        before_augmentation = self.stored or self.source.before_augmentation
+        if move is not None and before_augmentation and not self.source.per_image:
             share = move(share)
         return *self.budget(share, dead, noise), dead
 
@@ -111,7 +113,7 @@ class BudgetPolicy:
         """
         what, size = f"mask.source {source}", (x.shape[2], x.shape[3])
         check_maps(maps, len(x), what)
-        if not self.source.raw:
+        if not self.source.needs_scaling:
             check_size(maps, (1, 1) if self.source.per_image else size, what)
             if not self.source.per_image:
                 check_range(maps, f"{what} returned heat")

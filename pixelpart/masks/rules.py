@@ -22,7 +22,7 @@ LEAST_HEAT = 1e-3  # in `power`
 LARGEST_POWER = 10  # 1e-3 to this power, either way, is within the range of fp32
 BLOB_GRID = 4
 
-Noise = Float[Tensor, "b g g"]
+CoarseNoise = Float[Tensor, "b g g"]
 Blobs = Float[Tensor, "b 2 g g"]
 
 
@@ -146,17 +146,17 @@ def draw_blobs(n: int, *, generator: torch.Generator, dtype: torch.dtype = torch
     return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
 
 
-def unchanged(share: Share, dead: Flags, noise: Noise | None) -> Share:
+def unchanged(share: Share, dead: Flags, noise: CoarseNoise | None) -> Share:
     """The share itself."""
     return share
 
 
-def inverted(share: Share, dead: Flags, noise: Noise | None) -> Share:
+def inverted(share: Share, dead: Flags, noise: CoarseNoise | None) -> Share:
     """1 - share."""
     return 1 - share
 
 
-def shuffled(share: Share, dead: Flags, noise: Noise | None) -> Share:
+def shuffled(share: Share, dead: Flags, noise: CoarseNoise | None) -> Share:
     """The share of the next image in the batch whose map is not dead, cyclically."""
     n = len(share)
     number = torch.arange(n, device=share.device)
@@ -164,12 +164,12 @@ def shuffled(share: Share, dead: Flags, noise: Noise | None) -> Share:
     return share[(distance + n * dead[None]).argmin(1)]
 
 
-def flat(share: Share, dead: Flags, noise: Noise | None) -> Share:
+def flat(share: Share, dead: Flags, noise: CoarseNoise | None) -> Share:
     """The mean over the image at every pixel."""
     return share.mean((1, 2, 3), keepdim=True).expand_as(share)
 
 
-def same_area(share: Share, dead: Flags, noise: Noise | None) -> Share:
+def same_area(share: Share, dead: Flags, noise: CoarseNoise | None) -> Share:
     """The image's own shares, placed by blobs: the largest where the upscaled noise is highest, ties by index."""
     assert noise is not None
     height = upscale(noise, (share.shape[2], share.shape[3])).flatten(1)
@@ -178,7 +178,7 @@ def same_area(share: Share, dead: Flags, noise: Noise | None) -> Share:
     return torch.empty_like(values).scatter(2, order[:, None].expand_as(values), values).view_as(share)
 
 
-CONTROLS: dict[str, Callable[[Share, Flags, Noise | None], Share]] = {
+CONTROLS: dict[str, Callable[[Share, Flags, CoarseNoise | None], Share]] = {
     "none": unchanged,
     "inverted": inverted,
     "shuffled": shuffled,

@@ -47,9 +47,9 @@ class Source:
     """A source of marks: an entry of the table, or what `parse_source` makes of it."""
 
     maps: Callable[..., Map]  # maps(inputs), with keywords if there are settings
-    raw: bool = False  # returns raw maps, which the policy min-max scales and resizes; else heat at image size
+    needs_scaling: bool = False  # maps have any range and size; else they are heat, in [0, 1] and of the images' size
     from_model: bool = False  # reads the network, so that its maps may be stored
-    of_image: bool = False  # belongs to the image before augmentation, and moves with it
+    before_augmentation: bool = False  # maps are of the images before augmentation; the shares move with the pixels
     per_image: bool = False  # a map is one real number per image, ranked over the batch
     settings: Callable[[str], dict[str, Any]] | None = None  # reads what follows the colon of name:setting
 
@@ -145,13 +145,13 @@ def quadrant_settings(text: str) -> dict[str, str]:
 
 
 SOURCES: dict[str, Source] = {
-    **{name: Source(functools.partial(model_map, method=name), raw=True, from_model=True) for name in MAPS},
+    **{name: Source(functools.partial(model_map, method=name), needs_scaling=True, from_model=True) for name in MAPS},
     "gradient": Source(gradient, from_model=True, settings=gradient_settings),
     "margin": Source(margin, from_model=True, per_image=True),
     "centre": Source(centre),
     "quadrant": Source(quadrant, settings=quadrant_settings),
-    "blobs": Source(blobs, raw=True),
-    "object": Source(object_mask, of_image=True),
+    "blobs": Source(blobs, needs_scaling=True),
+    "object": Source(object_mask, before_augmentation=True),
 }
 
 

@@ -143,7 +143,11 @@ def source_of(change, **fields):
             source_of(lambda heat: heat[:, ::2]),
             r"mask.source own returned maps of size \(16, 32\); it must be",
         ),
-        ("SOURCES", source_of(lambda heat: heat / 0 * 0, raw=True), "mask.source own returned NaN or infinite values"),
+        (
+            "SOURCES",
+            source_of(lambda heat: heat / 0 * 0, needs_scaling=True),
+            "mask.source own returned NaN or infinite values",
+        ),
     ],
 )
 def test_what_no_budget_can_be_made_of_is_refused_before_the_first_epoch(
@@ -159,7 +163,7 @@ def test_what_no_budget_can_be_made_of_is_refused_before_the_first_epoch(
 
 
 def test_a_raw_map_may_have_any_size_and_any_finite_values(small, quiet, tmp_path, monkeypatch):
-    monkeypatch.setitem(masks.SOURCES, "own", source_of(lambda heat: 100 * heat[:, ::2] - 50, raw=True))
+    monkeypatch.setitem(masks.SOURCES, "own", source_of(lambda heat: 100 * heat[:, ::2] - 50, needs_scaling=True))
     run = train(small("part", epochs=2, mask={"source": "own"}), tmp_path / "run", screen=quiet)
     assert 7 / 255 < run.metrics[-1]["budget_mean"] < 8 / 255
 
