@@ -1,8 +1,10 @@
-"""Optimisers whose state exists from the start at fixed addresses; loading a checkpoint copies into it.
+"""Optimisers whose state exists from the start at fixed addresses, and schedules of the learning rate.
 
-The learning rate is a tensor, so that a captured step reads the current rate.
+Loading a checkpoint copies into the state. The learning rate is a tensor, so that a captured step reads the current
+rate. A schedule is a function of the epoch, which may be fractional, and of the number of epochs.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -59,3 +61,37 @@ def state_of(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters()
         for slot, tensor in optimizer.state[parameter].items()
     }
+
+
+def step_decay(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """lr, divided by 10 once for every epoch of `decay_at` that is reached."""
+    return optim.lr * 0.1 ** sum(epoch >= at for at in optim.decay_at)
+
+
+def cyclic(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """From zero up to lr over the `warmup` share of the run, then down to zero, both linearly."""
+    progress = epoch / epochs
+    if progress < optim.warmup:
+        return optim.lr * progress / optim.warmup
+    return optim.lr * (1 - progress) / (1 - optim.warmup)
+
+
+def cosine(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """From zero up to lr over the `warmup` share of the run, linearly, then down to zero along half a cosine."""
+    progress = epoch / epochs
+    if progress < optim.warmup:
+        return optim.lr * progress / optim.warmup
+    return optim.lr * (1 + math.cos(math.pi * (progress - optim.warmup) / (1 - optim.warmup))) / 2
+
+
+def constant(optim: OptimConfig, epoch: float, epochs: int) -> float:
+    """lr at every epoch."""
+    return optim.lr
+
+
+SCHEDULES: dict[str, Callable[[OptimConfig, float, int], float]] = {
+    "step": step_decay,
+    "cyclic": cyclic,
+    "cosine": cosine,
+    "constant": constant,
+}

@@ -16,8 +16,7 @@ from pixelpart.config import Config, is_user_code
 from pixelpart.data import DataSet, of_config, require_masks
 from pixelpart.data.augment import AUGMENTS
 from pixelpart.data.loader import check_holdout
-from pixelpart.engine.optimizers import OPTIMIZERS
-from pixelpart.engine.schedule import SCHEDULES
+from pixelpart.engine.optimizers import OPTIMIZERS, SCHEDULES
 from pixelpart.engine.step import Phase
 from pixelpart.errors import choose
 from pixelpart.losses import smoothed

@@ -14,8 +14,8 @@ from pixelpart.config import Config
 from pixelpart.engine import messages, metrics, training_data
 from pixelpart.engine.checkpoint import Position, RunCheckpoints, find_parent
 from pixelpart.engine.fast import CapturedStep
+from pixelpart.engine.optimizers import SCHEDULES
 from pixelpart.engine.plan import Plan, build_plan
-from pixelpart.engine.schedule import SCHEDULES
 from pixelpart.engine.signals import Stopped, stop_requests
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import step_batch, train_step

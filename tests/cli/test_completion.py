@@ -16,8 +16,7 @@ from pixelpart.cli.main import COMMANDS, main
 from pixelpart.config import Config, flag_of, flat
 from pixelpart.data.augment import AUGMENTS
 from pixelpart.data.corruptions import CORRUPTIONS
-from pixelpart.engine.optimizers import OPTIMIZERS
-from pixelpart.engine.schedule import SCHEDULES
+from pixelpart.engine.optimizers import OPTIMIZERS, SCHEDULES
 from pixelpart.evaluation.attack_spec import ADAPTIVE, AUTOATTACKS, ENGINES
 from pixelpart.evaluation.target import SPLITS
 from pixelpart.experiments import EXPERIMENTS
