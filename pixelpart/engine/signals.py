@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request, which the training loop honours after saving."""
+"""Ctrl-C and SIGTERM as a request to stop, on which the training loop saves and stops."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Stopped(KeyboardInterrupt):
-    """A request to stop, honoured: the run is saved."""
+    """Raised after a request to stop, once the run is saved."""
 
 
 @contextmanager

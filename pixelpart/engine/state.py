@@ -110,9 +110,9 @@ def average_in_place(tensors: list[Tensor], n: int, world: World) -> None:
 class WeightAverage:
     """average <- d average + (1 - d) model after every step; parameters and batch-norm statistics alike.
 
-    After t steps of the run d = min(decay, n / (1 + n)) with n = min(t / 10, (t / 64)^2): the average is about n steps
-    old, at most a tenth of the run, and next to nothing in the first steps, where weights change fast. A long run
-    averages with `decay`.
+    After t steps of the run d = min(decay, age / (1 + age)) with age = min(t / 10, (t / 64)^2), the number of steps by
+    which the average lags: at most a tenth of the run, and almost none at its start, where weights change fast. In a
+    long run d becomes `decay`.
     """
 
     def __init__(self, model: Classifier, decay: float) -> None:

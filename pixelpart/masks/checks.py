@@ -1,4 +1,4 @@
-"""Checks of what sources, rules and controls return. They read values, for which a training step must not wait."""
+"""Checks of what sources, rules and controls return. They wait for the device, so a training step makes none."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def check_range(values: Tensor, what: str) -> None:
 
 
 def check_share(share: Tensor, heat: Heatmap, what: str) -> None:
-    """A UserError unless each pixel, or each of three channels, has a share in [0, 1]; dead maps may have any."""
+    """A UserError unless share is (b, 1 or 3, h, w), in [0, 1]; shares of images whose map is dead are not checked."""
     n, *size = heat.shape
     if share.shape not in ((n, 1, *size), (n, 3, *size)):
         raise UserError(f"{what} returned shape {tuple(share.shape)}; it must be ({n}, 1 or 3, {size[0]}, {size[1]})")

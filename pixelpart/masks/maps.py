@@ -22,7 +22,7 @@ from pixelpart.types import Activations, Heatmap, Images, Labels, Map
 from pixelpart.view.borrow import borrowed
 
 Tokens = Float[Tensor, "b t f"]
-Mixing = Float[Tensor, "b t t"]  # share of each token (column) in each token (row)
+Mixing = Float[Tensor, "b t t"]  # weight of each token (column) in each token (row)
 
 
 def gradcam(acts: Activations, grads: Activations) -> Map:

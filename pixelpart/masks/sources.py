@@ -120,7 +120,7 @@ def blobs(inputs: SourceInputs) -> Map:
 
 
 def object_mask(inputs: SourceInputs) -> Heatmap:
-    """1 on the object, else 0; an object that fills the image marks no pixel more than another, and is 0 too."""
+    """1 on the object, else 0; 0 everywhere if the object fills the image."""
     assert inputs.objects is not None
     inside = inputs.objects > 0
     return (inside & ~inside.all((1, 2), keepdim=True)).to(inputs.x.dtype)

@@ -166,7 +166,7 @@ def test_a_crop_shift_equals_cropping_and_pasting():
         lines = [round(float(share) * 32) for share in params.warp.cut[i]]
         (top, left), (down, right) = (
             [int(float(s) * (n + 1)) for s, n in zip(shares[i], lines, strict=True)]
-            for shares in (params.warp.taken, params.warp.put)
+            for shares in (params.warp.cut_first, params.warp.pad_first)
         )
         h, w = 32 - lines[0], 32 - lines[1]
         canvas = torch.zeros(3, 32, 32)

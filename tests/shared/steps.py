@@ -64,9 +64,9 @@ def budgets_of(step, state, plan, loader, objects, *, epochs):
 
 
 def decay_at(t, ema):
-    """The decay of averaged weights, as the documentation has it: n = min(t/10, (t/64)^2), d = n / (1 + n)."""
-    n = t / 10 if t > 409.6 else t * t / 4096
-    return min(ema, n / (1 + n))
+    """The decay of averaged weights, as the documentation has it: age = min(t/10, (t/64)^2), d = age / (1 + age)."""
+    age = t / 10 if t > 409.6 else t * t / 4096
+    return min(ema, age / (1 + age))
 
 
 def assert_same_state(a, b):

@@ -57,7 +57,7 @@ def draw_idbh(n: int, generator: torch.Generator) -> Params:
     The ranges are those of Li and Spratling 2023, "Data augmentation alone can improve adversarial training", for
     CIFAR-10 and a small network. Colours are changed before pixels are moved, so that padding does not matter.
     """
-    flip, taken_y, taken_x, put_y, put_x = _uniform(5, n, generator=generator)
+    flip, cut_top, cut_left, pad_top, pad_left = _uniform(5, n, generator=generator)
     strength, side, axis = _uniform(3, n, generator=generator)
     operation = torch.randint(len(OPERATIONS) + 2, (n,), generator=generator, device=generator.device)
     rows, columns = _cut(n, generator)
@@ -65,8 +65,8 @@ def draw_idbh(n: int, generator: torch.Generator) -> Params:
     shear, turn = operation == len(OPERATIONS), operation == len(OPERATIONS) + 1
     warp = Warp(
         torch.stack((rows, columns), 1),
-        torch.stack((taken_y, taken_x), 1),
-        torch.stack((put_y, put_x), 1),
+        torch.stack((cut_top, cut_left), 1),
+        torch.stack((pad_top, pad_left), 1),
         _matrix(shear, turn, strength, torch.where(side < 0.5, -1, 1), axis < 0.5),
     )
     colour = torch.where(shear | turn, -1, operation)

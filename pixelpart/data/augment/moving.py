@@ -38,11 +38,14 @@ class Mix:
 
 @dataclass(frozen=True)
 class Warp:
-    """Lines cut off at the borders, the rest shifted, then sheared or rotated; for rows, then for columns."""
+    """Rows and columns cut off at the borders, the rest shifted, then sheared or rotated.
 
-    cut: Float[Tensor, "b 2"]  # cut lines as shares of the height and of the width
-    taken: Float[Tensor, "b 2"]  # share of them that is cut before the rest, from 0 to 1
-    put: Float[Tensor, "b 2"]  # share of them that is empty before the rest in the result
+    As much is padded as was cut. All but `matrix` have one number for the rows and one for the columns.
+    """
+
+    cut: Float[Tensor, "b 2"]  # fraction of the height, and of the width, that is cut
+    cut_first: Float[Tensor, "b 2"]  # fraction of what is cut that is cut at the top, or at the left
+    pad_first: Float[Tensor, "b 2"]  # fraction of the padding that is at the top, or at the left
     matrix: Float[Tensor, "b 2 2"]  # maps positions in the result to source positions, relative to the centre
 
 
@@ -117,11 +120,11 @@ def warp_positions(
 def shift_lines(
     position: Float[Tensor, "b h w"], warp: Warp, axis: int, length: int
 ) -> tuple[Lines, Bool[Tensor, "b h w"]]:
-    """The source line of each line of the result, and whether it was cut off or is outside the image."""
-    cut, taken, put = (share[:, axis, None, None] for share in (warp.cut, warp.taken, warp.put))
+    """The row (axis 0) or column (axis 1) that each pixel is read from, and whether that is cut off or outside."""
+    cut, cut_first, pad_first = (part[:, axis, None, None] for part in (warp.cut, warp.cut_first, warp.pad_first))
     lines = (cut * length).round()
-    first, gap = (taken * (lines + 1)).floor(), (put * (lines + 1)).floor()
-    line = position.round() + first - gap
+    first, padding = (cut_first * (lines + 1)).floor(), (pad_first * (lines + 1)).floor()  # from 0 to `lines`
+    line = position.round() + first - padding
     return line.long(), (line < first) | (line >= first + length - lines)
 
 
