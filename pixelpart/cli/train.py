@@ -47,8 +47,7 @@ def train(args: list[str]) -> None:
     config = apply_config_flags(start, found)
     out = found.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
     from pixelpart import data, models
-    from pixelpart.engine.plan import check_plans
-    from pixelpart.engine.train import prepare
+    from pixelpart.engine.plan import check_plans, prepare
     from pixelpart.engine.train import train as run_training
 
     if hasattr(found, "config.dataset"):  # user code is accepted from the command line only, never from a config file

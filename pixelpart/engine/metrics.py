@@ -11,6 +11,7 @@ from pixelpart import draws
 from pixelpart.attacks import pgd
 from pixelpart.attacks.ball import draw_noise, start_point
 from pixelpart.config import Config
+from pixelpart.engine.checkpoint import Position
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import Phase
 from pixelpart.engine.stored_maps import sample_maps
@@ -20,6 +21,7 @@ from pixelpart.types import Budget, Images, Labels
 from pixelpart.view.borrow import FrozenView
 
 DAMAGE_IMAGES = 128  # on which the first-order damage is computed
+COLLAPSE_STEPS = 100  # steps before which a collapse is not reported, unless training ends
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,30 @@ def collapsed_class(model: FrozenView, x: Images, y: Labels, *, chunk: int) -> i
     """The only class that the model predicts, or None if it predicts several or there is only one label."""
     predicted = torch.cat([model(part).argmax(1) for part in x.split(chunk)]).unique()
     return int(predicted[0]) if len(predicted) == 1 and len(y.unique()) > 1 else None
+
+
+class CollapseCheck:
+    """Whether the unaveraged model predicts a single class; an average of its weights would show it later.
+
+    An untrained model does so too, and so may one that learns, for an epoch or during the eps ramp.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.label: int | None = None  # the only class predicted after the last epoch
+        self.reported = False
+
+    def after_epoch(self, state: TrainingState, at: Position, x: Images, y: Labels, *, chunk: int) -> bool:
+        """Sets `label`; returns whether to report it now: once, when it is not None after two epochs in a row."""
+        config = self.config
+        if at.step < COLLAPSE_STEPS and at.epoch < config.epochs:
+            return False
+        before, self.label = self.label, collapsed_class(state.attack_view(), x, y, chunk=chunk)
+        lasts = before is not None and self.label is not None
+        first = max(config.eps_ramp, min(config.epochs // 10, 5))
+        report = lasts and first < at.epoch < config.epochs and not self.reported
+        self.reported |= report
+        return report
 
 
 def epoch_row(

@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ from pixelpart.config import Config, is_user_code
 from pixelpart.data import DataSet, of_config, require_masks
 from pixelpart.data.augment import AUGMENTS
 from pixelpart.data.loader import check_holdout
+from pixelpart.engine import training_data
+from pixelpart.engine.checkpoint import find_parent
 from pixelpart.engine.optimizers import OPTIMIZERS, SCHEDULES
 from pixelpart.engine.step import Phase
-from pixelpart.errors import choose
+from pixelpart.errors import UserError, choose
 from pixelpart.losses import smoothed
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
-from pixelpart.runs import build_model
+from pixelpart.runs import RunFolder, build_model
+from pixelpart.runtime.device import choose_device
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.types import Images, Model, Targets
 
@@ -65,6 +69,21 @@ def build_plan(config: Config) -> Plan:
     model = build_model(config)
     _check_maps(model, config, dataset)
     return Plan(config, model, burn_in, main)
+
+
+def prepare(config: Config, out: Path | str | None, *, device: torch.device | str | None = None) -> Plan:
+    """The plan of a run in the folder `out`; UserError for every mistake that shows before images are read."""
+    if not isinstance(config, Config):
+        recipe = "pp.recipes.shapes_part(seed=0)"
+        raise UserError(f"train takes a config such as {recipe}, not a {type(config).__name__}; its `model` is a name")
+    config = training_data.with_data_fields(config)
+    plan = build_plan(config)
+    if out is not None:
+        RunFolder(out).check_config(config)
+    if config.init_from and not (out is not None and RunFolder(out).checkpoint("last").exists()):
+        find_parent(config)
+    choose_device(device)
+    return plan
 
 
 def check_plans(configs: Sequence[Config]) -> None:

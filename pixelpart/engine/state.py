@@ -13,10 +13,11 @@ from pixelpart.data import of_config
 from pixelpart.engine.awp import perturbed
 from pixelpart.engine.optimizers import OPTIMIZERS, state_of
 from pixelpart.engine.views import Shape, choose_layout, make_views
+from pixelpart.errors import UserError
 from pixelpart.models import Classifier
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.runtime.world import World
-from pixelpart.types import Budget, Share
+from pixelpart.types import Budget, Images, Share
 from pixelpart.view.borrow import FrozenView
 from pixelpart.view.views import Folding
 
@@ -89,6 +90,24 @@ class TrainingState:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by its name in a checkpoint; the tensors themselves, no copies."""
         return self.weights() | state_of(self.optimizer, self.model) | {"tally": self.tally.sums}
+
+
+def check_last_batch(state: TrainingState, config: Config, x: Images, *, n: int) -> None:
+    """Raises a UserError if the last batch of n images is one image and the model cannot be trained on it.
+
+    Batch norm after global pooling cannot. `x` are images of that shape.
+    """
+    size = config.batch_size
+    if (n % size or size) // state.world.size > 1:
+        return
+    with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad():
+        try:
+            copy.deepcopy(state.model).train()(x[:1])
+        except ValueError:
+            raise UserError(
+                f"batch_size {size} leaves a last batch of one of {n} images, on which {config.model} cannot be "
+                "trained (batch norm over a single value); choose another batch_size"
+            ) from None
 
 
 def means(tensors: Sequence[Tensor], n: int, world: World) -> Sequence[Tensor]:

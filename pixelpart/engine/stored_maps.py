@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pixelpart import draws
+from pixelpart.config import MaskConfig
 from pixelpart.data.loader import Loader
 from pixelpart.engine.state import TrainingState
 from pixelpart.engine.step import clean_pass
@@ -11,6 +12,8 @@ from pixelpart.engine.training_data import to_device
 from pixelpart.masks import BudgetPolicy, SourceInputs, draw_blobs
 from pixelpart.masks.rules import CoarseNoise
 from pixelpart.types import Images, Labels, Map
+
+CHECKED_IMAGES = 16  # on which the mask is checked before training
 
 
 def current_maps(
@@ -36,6 +39,16 @@ def sample_maps(
     source_noise, control_noise = blobs.unbind(1)
     objects = None if objects is None else objects[: len(x)]
     return current_maps(state, mask, x, y, noise=source_noise, objects=objects), control_noise
+
+
+@torch.no_grad()
+def check_mask(
+    state: TrainingState, mask: BudgetPolicy, names: MaskConfig, x: Images, y: Labels, *, objects: Tensor | None
+) -> None:
+    """Raises a UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1]."""
+    x, y = x[:CHECKED_IMAGES], y[:CHECKED_IMAGES]
+    maps, noise = sample_maps(state, mask, x, y, objects=objects)
+    mask.check(maps, x, noise, source=names.source, rule=names.rule, control=names.control)
 
 
 def empty_maps(state: TrainingState, mask: BudgetPolicy | None, n: int, x: Images, y: Labels) -> Tensor | None:

@@ -12,17 +12,15 @@ import torch
 from pixelpart import draws
 from pixelpart.config import Config
 from pixelpart.engine import messages, metrics, training_data
-from pixelpart.engine.checkpoint import Position, RunCheckpoints, find_parent
+from pixelpart.engine.checkpoint import Position, RunCheckpoints
 from pixelpart.engine.fast import CapturedStep
 from pixelpart.engine.optimizers import SCHEDULES
-from pixelpart.engine.plan import Plan, build_plan
+from pixelpart.engine.plan import Plan, prepare
 from pixelpart.engine.signals import Stopped, stop_requests
-from pixelpart.engine.state import TrainingState
+from pixelpart.engine.state import TrainingState, check_last_batch
 from pixelpart.engine.step import step_batch, train_step
-from pixelpart.engine.stored_maps import empty_maps, renew_maps, sample_maps
-from pixelpart.engine.views import trains_on_one_image
+from pixelpart.engine.stored_maps import check_mask, empty_maps, renew_maps
 from pixelpart.errors import Diverged, UserError
-from pixelpart.masks import BudgetPolicy
 from pixelpart.runs import MetricsRow, Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
 from pixelpart.runtime.precision import fast_arithmetic, ieee_fp32
@@ -30,9 +28,7 @@ from pixelpart.runtime.progress import LiveTable, Progress, Screen
 from pixelpart.runtime.world import World, joined, local_device
 
 SAVE_SECONDS = 60.0  # at most this much work is lost to a kill
-COLLAPSE_STEPS = 100  # steps before which a collapse is not reported, unless training ends
 CHECK_STEPS = 50  # how often the loss is checked for values that are not finite
-MASK_IMAGES = 16  # on which the mask is checked before training
 
 
 def train(
@@ -64,21 +60,6 @@ def train(
     return Run(folder.path)
 
 
-def prepare(config: Config, out: Path | str | None, *, device: torch.device | str | None = None) -> Plan:
-    """The plan of a run in the folder `out`; UserError for every mistake that shows before images are read."""
-    if not isinstance(config, Config):
-        recipe = "pp.recipes.shapes_part(seed=0)"
-        raise UserError(f"train takes a config such as {recipe}, not a {type(config).__name__}; its `model` is a name")
-    config = training_data.with_data_fields(config)
-    plan = build_plan(config)
-    if out is not None:
-        RunFolder(out).check_config(config)
-    if config.init_from and not (out is not None and RunFolder(out).checkpoint("last").exists()):
-        find_parent(config)
-    choose_device(device)
-    return plan
-
-
 class Trainer:
     """One process of one run."""
 
@@ -108,19 +89,20 @@ class Trainer:
         self.loader, self.probe_sets, self.objects = training_data.load(
             config, data_root, device=device, world=world, screen=screen, layout=self.state.layout
         )
-        self.check_last_batch()
+        x, y = self.probe_sets["train"]
+        check_last_batch(self.state, config, x, n=len(self.loader))
         if plan.main.mask is not None:
-            self.check_mask(plan.main.mask)
+            with self.arithmetic():
+                check_mask(self.state, plan.main.mask, config.mask, x, y, objects=self.objects.probe)
         self.measured_on = "held-out" if config.holdout else "test"
         self.notes = training_data.notes(config, data_root)
-        self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), *self.probe_sets["train"])
+        self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), x, y)
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
         self.table = LiveTable(messages.EPOCH_COLUMNS)
         self.rows: list[MetricsRow] = []  # of metrics.jsonl
         self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
-        self.collapsed_to: int | None = None  # the only class that the model predicts
-        self.collapse_reported = False
+        self.collapse = metrics.CollapseCheck(config)
         if fast and device.type == "cuda" and world.size == 1:
             self.use_fast_path()
 
@@ -177,7 +159,7 @@ class Trainer:
             self.say(f"stopped after step {self.position.step}; the same command resumes from there")
             raise
         if end == epochs and self.world.leads:
-            if self.collapsed_to is not None:
+            if self.collapse.label is not None:
                 self.report_collapse()
             self.say(messages.conclusion(self.rows, self.position.best_epoch))
 
@@ -202,8 +184,7 @@ class Trainer:
         self.state.lr.fill_(SCHEDULES[config.optim.schedule](config.optim, epoch + (step + 0.5) / steps, config.epochs))
         if self.state.average is not None:
             self.state.average.set_step(self.position.step)
-        maps = {"stored_maps": self.maps, "objects": None if self.objects is None else self.objects.training}
-        scale = self.plan.budget_scale(epoch)
+        scale, maps = self.plan.budget_scale(epoch), {"stored_maps": self.maps, "objects": self.objects.training}
         batch = step_batch(config, phase, self.loader, epoch=epoch, step=step, budget_scale=scale, **maps)
         stream = f"network of process {self.world.rank}" if self.world.rank else "network"
         draws.seed_torch(config.seed, stream, epoch, step)  # for a network's dropout
@@ -229,9 +210,8 @@ class Trainer:
         self.position.epoch = epoch + 1
         if self.config.holdout and epoch >= self.config.burn_in.epochs:  # burn-in epochs do not count as best
             self.checkpoints.consider(probes[self.measured_on].robust_ce, self.position)
-        objects, phase = None if self.objects is None else self.objects.probe, self.plan.phase(epoch)
-        scale, (x, y) = self.plan.budget_scale(epoch), self.probe_sets["train"]
-        damage = metrics.phase_damage(self.state, phase, x, y, objects=objects, budget_scale=scale)
+        phase, scale, (x, y) = self.plan.phase(epoch), self.plan.budget_scale(epoch), self.probe_sets["train"]
+        damage = metrics.phase_damage(self.state, phase, x, y, objects=self.objects.probe, budget_scale=scale)
         row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, damage)
         row["seconds"] = self.seconds_before + time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
@@ -241,7 +221,9 @@ class Trainer:
         self.table.rows.append(messages.row_cells(row, self.config.epochs))
         self.table.current = ()
         self.say(messages.summary_line(row, self.config.epochs), in_table=True)
-        self.check_collapse()
+        x, y = self.probe_sets[self.measured_on]
+        if self.collapse.after_epoch(self.state, self.position, x, y, chunk=self.chunk):
+            self.report_collapse()
         if row["dead_cams"] >= sums["images"]:
             self.say("every heat map of this epoch was zero, so all pixels had eps: is the feature map a single point?")
 
@@ -262,51 +244,12 @@ class Trainer:
         if stop and may_stop:
             raise Stopped
 
-    # -- checks and messages
-
-    @torch.no_grad()
-    def check_mask(self, mask: BudgetPolicy) -> None:
-        """Raises a UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1]."""
-        x, y = (part[:MASK_IMAGES] for part in self.probe_sets["train"])
-        objects = None if self.objects is None else self.objects.probe
-        with self.arithmetic():
-            maps, noise = sample_maps(self.state, mask, x, y, objects=objects)
-        names = self.config.mask
-        mask.check(maps, x, noise, source=names.source, rule=names.rule, control=names.control)
-
-    def check_last_batch(self) -> None:
-        """Raises a UserError if the last batch is one image and the model cannot be trained on it."""
-        n, size, (x, _) = len(self.loader), self.config.batch_size, self.probe_sets["train"]
-        if (n % size or size) // self.world.size > 1:
-            return
-        shape = (x.shape[1], x.shape[2], x.shape[3])
-        if not trains_on_one_image(self.state.model, shape=shape, device=self.device, layout=self.state.layout):
-            raise UserError(
-                f"batch_size {size} leaves a last batch of one of {n} images, on which {self.config.model} cannot be "
-                "trained (batch norm over a single value); choose another batch_size"
-            )
-
-    def check_collapse(self) -> None:
-        """Logs once if the unaveraged model predicts a single class in two epochs in a row; an average lags behind it.
-
-        An untrained model does so too, and so may one that learns, for an epoch or during the eps ramp.
-        """
-        config, epoch = self.config, self.position.epoch
-        if self.position.step < COLLAPSE_STEPS and epoch < config.epochs:
-            return
-        x, y = self.probe_sets[self.measured_on]
-        before, view = self.collapsed_to, self.state.attack_view()
-        self.collapsed_to = metrics.collapsed_class(view, x, y, chunk=self.chunk)
-        first = max(config.eps_ramp, min(config.epochs // 10, 5))
-        lasts = before is not None and self.collapsed_to is not None
-        if lasts and first < epoch < config.epochs and not self.collapse_reported:
-            self.collapse_reported = True
-            self.report_collapse()
+    # -- messages
 
     def report_collapse(self) -> None:
-        assert self.collapsed_to is not None
+        assert self.collapse.label is not None
         images = f"{len(self.probe_sets[self.measured_on][1])} {self.measured_on}"
-        self.say(messages.collapse_line(self.config, self.collapsed_to, images))
+        self.say(messages.collapse_line(self.config, self.collapse.label, images))
 
     def show_progress(self, progress: Progress) -> None:
         """Updates the bar and, on a terminal, the row of the epoch in progress."""

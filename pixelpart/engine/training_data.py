@@ -21,10 +21,10 @@ Probes = dict[str, tuple[Images, Labels]]
 
 @dataclass(frozen=True)
 class Objects:
-    """Object masks, bool (n, h, w)."""
+    """Object masks, bool (n, h, w); None if the run's mask needs none."""
 
-    training: Tensor  # in the order of the loader's images
-    probe: Tensor  # of the probe "train"
+    training: Tensor | None = None  # in the order of the loader's images
+    probe: Tensor | None = None  # of the probe "train"
 
 
 def with_data_fields(config: Config) -> Config:
@@ -62,11 +62,8 @@ def load(
     world: World,
     screen: Screen,
     layout: torch.memory_format = torch.channels_last,
-) -> tuple[Loader, Probes, Objects | None]:
-    """The loader of the training images, and the probes by name: "train" and "held-out", else "test".
-
-    Also the object masks, if the run's mask needs them.
-    """
+) -> tuple[Loader, Probes, Objects]:
+    """The loader of the training images, the probes by name ("train" and "held-out", else "test"), and object masks."""
     images, labels = load_checked(config, "train", root, screen=screen)
     kept, held = split_holdout(len(images), config.holdout, config.split_seed)
     loader = Loader(
@@ -82,7 +79,7 @@ def load(
         if is_user_code(config.dataset):  # may be sorted by class
             first = torch.randperm(len(x), generator=draws.generator(config.seed, "test images"))
         probes["test"] = to_device(x[first[: config.probe]], y[first[: config.probe]], device=device, layout=layout)
-    objects = None
+    objects = Objects()
     if config.mask.source == "object" and config.mask.rule != "none":
         masks = data.object_masks(config.dataset, root=root, **config.data_options)
         assert len(masks) == len(images)

@@ -1,6 +1,5 @@
 """The model as the attack and the training pass compute it, in the requested precision where the model allows it."""
 
-import copy
 import math
 
 import torch
@@ -48,16 +47,6 @@ def make_views(
             except Untraceable:
                 pass
     return Folding(model), None
-
-
-def trains_on_one_image(model: Classifier, *, shape: Shape, device: torch.device, layout: torch.memory_format) -> bool:
-    """Whether the model trains on a batch of one image: batch norm after global pooling does not."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
-        try:
-            copy.deepcopy(model).train()(_two_images(shape, device, layout)[:1])
-        except ValueError:
-            return False
-    return True
 
 
 def _usable(view: FrozenView, model: Classifier, dtype: torch.dtype, x: Images) -> bool:

@@ -15,6 +15,7 @@ from pixelpart import data, draws, recipes
 from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data import augment
+from pixelpart.engine import metrics
 from pixelpart.engine.messages import collapse_line, settings_line
 from pixelpart.engine.metrics import collapsed_class
 from pixelpart.engine.plan import build_plan
@@ -286,9 +287,9 @@ def test_a_model_that_predicts_one_class_is_reported_as_collapsed_but_not_its_av
 def test_collapse_is_reported_if_it_lasts_after_the_eps_ramp_and_at_the_end(tmp_path, monkeypatch, predicted, reported):
     some = tuple(tensor[:96] for tensor in data.shapes.generate("train"))
     monkeypatch.setattr(data, "load", lambda name, **_: some)
-    module, classes = sys.modules["pixelpart.engine.train"], iter(predicted)
-    monkeypatch.setattr(module, "COLLAPSE_STEPS", 1)
-    monkeypatch.setattr(module.metrics, "collapsed_class", lambda *_, **__: next(classes))
+    classes = iter(predicted)
+    monkeypatch.setattr(metrics, "COLLAPSE_STEPS", 1)
+    monkeypatch.setattr(metrics, "collapsed_class", lambda *_, **__: next(classes))
     small = {"model": "tiny-cnn", "epochs": len(predicted), "holdout": 64, "probe": 32, "attack": {"steps": 1}}
     config = config_from(small | {"eps_ramp": 2}, source="test")
     run = train(config, tmp_path / "run", screen=Screen(quiet=True))

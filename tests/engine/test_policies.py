@@ -106,7 +106,7 @@ def test_training_has_the_masks_of_its_own_images(small, quiet):
     for picture, mask in zip(probes["train"][0], objects.probe, strict=True):
         pixels = (picture * 255).round().to(torch.uint8).contiguous()
         assert torch.equal(mask, everything[found[pixels.numpy().tobytes()]])
-    assert training_data.load(small("part"), None, device=CPU, world=World(), screen=quiet)[2] is None
+    assert training_data.load(small("part"), None, device=CPU, world=World(), screen=quiet)[2].training is None
 
 
 def test_the_damage_is_that_of_the_policys_budget():

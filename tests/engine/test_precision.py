@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixelpart import models
+from pixelpart.engine import plan as plan_module
 from pixelpart.engine import train as train_module
 from pixelpart.engine.step import train_step
 from pixelpart.engine.train import train
@@ -265,8 +266,8 @@ def test_a_network_that_does_not_run_in_bf16_takes_the_fp32_step(name):
 
 
 def test_the_log_reports_that_a_network_does_not_run_in_bf16(small, quiet, tmp_path, monkeypatch):
-    plan = train_module.build_plan(small("at", precision="bf16", epochs=1))
-    monkeypatch.setattr(train_module, "build_plan", lambda config: plan)
+    plan = plan_module.build_plan(small("at", precision="bf16", epochs=1))
+    monkeypatch.setattr(plan_module, "build_plan", lambda config: plan)
     object.__setattr__(plan, "model", odd("learned slope"))
     run = train(plan.config, tmp_path / "run", device="cpu", screen=quiet)
     assert "does not run in bf16; it is trained in its own precision" in (run.dir / "log.txt").read_text()

@@ -29,7 +29,7 @@ def test_shares_of_a_batch_cover_it_once_start_at_even_rows_and_are_all_of_a_sma
     assert [row for rows in shares for row in rows] == list(range(n))
     assert all(rows and rows[0] % 2 == 0 for rows in shares)
     assert max(map(len, shares)) - min(map(len, shares)) <= 3
-    assert n < 2 * size or min(map(len, shares)) > 1  # see Trainer.check_last_batch
+    assert n < 2 * size or min(map(len, shares)) > 1  # see check_last_batch
 
 
 def test_one_process_without_torchrun(monkeypatch):
