@@ -92,14 +92,14 @@ def cut_down(patch):
     sets = {
         "shapes": dataclasses.replace(
             data.SETS["shapes"],
-            load=lambda split, root: some(split),
+            load=lambda split, *_: some(split),
             masks=lambda split, root: data.shapes.object_masks(split)[: None if split == "test" else SOME],
         ),
         "cifar10": dataclasses.replace(
             data.SETS["cifar10"],
-            load=lambda split, root: (torch.zeros(400, 3, 32, 32, dtype=torch.uint8), torch.arange(400) // 20 % 10),
+            load=lambda split, *_: (torch.zeros(400, 3, 32, 32, dtype=torch.uint8), torch.arange(400) // 20 % 10),
             get=lambda root, progress: root,
-            check=lambda root: None,
+            check=lambda root, progress: "verified",
         ),
     }
 

@@ -44,7 +44,7 @@ SETS: dict[str, DataSet] = {
         std=shapes.STD,
         counts=shapes.COUNTS,
         about="ten classes of shapes and textures on clutter, generated, with object masks",
-        load=lambda split, root: shapes.generate(split),
+        load=shapes.generate,
         masks=shapes.object_masks,
     ),
     "cifar10": _downloaded(cifar10, "CIFAR-10: small photographs of animals and vehicles"),
@@ -116,7 +116,7 @@ def of_config(config: Config) -> DataSet:
     """The data set that a run is trained on; UserError if it has no training images."""
     entry = find(config.dataset, **config.data_options)
     if "train" not in entry.counts:
-        entry.load("train", None)  # says so
+        entry.load("train")  # says so
     return entry
 
 
@@ -138,8 +138,7 @@ def load(
 
     The options are those of `find`: of a folder, `size` is needed.
     """
-    entry = find(name, **options)
-    return entry.load(split, root, progress) if entry.decodes else entry.load(split, root)
+    return find(name, **options).load(split, root, progress)
 
 
 def read_picture(path: str | os.PathLike[str], config: Config) -> Tensor:
@@ -183,10 +182,7 @@ def get(name: str, *, root: Root = None, progress: Progress = silent, **options:
 def verify(name: str, *, root: Root = None, progress: Progress = silent, **options: Any) -> DataSetStatus:
     """Reads all files of a data set and checks counts, labels and checksums; UserError if they are missing or wrong."""
     entry = find(name, **options)
-    if entry.check is None:
-        return _status(name, entry, root, "generated")
-    status = entry.check(root, progress) if entry.decodes else entry.check(root)
-    return _status(name, entry, root, status or "verified")
+    return _status(name, entry, root, entry.check(root, progress) if entry.check else "generated")
 
 
 def listing(*, root: Root = None) -> list[DataSetStatus]:

@@ -43,7 +43,7 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
     return find_files(root, {FOLDER: binary, "cifar-100-python": dict.fromkeys(COUNTS)})
 
 
-def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
+def load(split: str, root: Root = None, progress: Progress = silent) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, 32, 32) and fine labels (n,) of a split; UserError if the file is not CIFAR-100's."""
     n = choose(COUNTS, split, "split")
     if (found := present(root)) is None:
@@ -56,7 +56,7 @@ def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def check(root: Root = None) -> str:
+def check(root: Root = None, progress: Progress = silent) -> str:
     """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
     for split in COUNTS:
         load(split, root)

@@ -52,7 +52,7 @@ def missing(name: str, root: Root, by_hand: str) -> UserError:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images of one shape in named classes; `load(split, root)` returns uint8 images and labels."""
+    """Images of one shape in named classes."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]  # channels, height, width
@@ -60,16 +60,16 @@ class DataSet:
     std: tuple[float, ...]
     counts: Mapping[str, int]  # images of each split
     about: str
-    load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root); also `progress` if `decodes`
+    load: Callable[..., tuple[Tensor, Tensor]]  # load(split, root=None, progress=silent): uint8 images, labels
     get: Callable[[Root, Progress], None] | None = None  # downloads the set; None: nothing to download
     source: str = ""  # the first address that `get` tries
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
-    check: Callable[..., str | None] | None = None  # reads all files; returns a status, None: verified
+    check: Callable[[Root, Progress], str] | None = None  # reads all files; returns a status, such as verified
     masks: Callable[..., Tensor] | None = None  # masks(split, root): object masks of a split, bool (n, h, w)
     skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
     transparent: Callable[[Root], int] | None = None  # how many pictures were put on the background
     splits_off_test: bool = False  # the test split is a fifth of a folder without a test folder
-    decodes: bool = False  # the first `load` decodes image files, which takes long, and reports `progress`
+    decodes: bool = False  # files are image files, which the first `load` decodes
 
     @property
     def num_classes(self) -> int:

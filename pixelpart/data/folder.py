@@ -67,66 +67,80 @@ def data_set(
     if not SMALLEST <= min(height, width) <= max(height, width) <= LARGEST:
         raise UserError(f"size {write_size(size)} of folder:{path} is out of range; choose {SMALLEST} to {LARGEST}")
     try:
-        found = list_folder(path, skip_bad=skip_bad, classes=classes)
+        listing = list_folder(path, skip_bad=skip_bad, classes=classes)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
-    channels = channels or (1 if _all_grey(found) else 3)
-    shape = (channels, height, width)
-    mean, std = scaling(channels)
+    shape = (channels or (1 if _all_grey(listing) else 3), height, width)
+    mean, std = scaling(shape[0])
+    images = FolderImages(Path(path), listing, shape, background, skip_bad)
+    return DataSet(
+        classes=listing.classes,
+        shape=shape,
+        mean=mean,
+        std=std,
+        counts={split: len(items) for split, items in listing.files.items()},
+        about=f"images of {len(listing.classes)} classes",
+        load=images.load,
+        files=images.files,
+        check=images.check,
+        skipped=images.skipped if skip_bad else None,
+        transparent=images.transparent,
+        splits_off_test=listing.splits_off_test,
+        decodes=True,
+    )
 
-    def decode(split: str, root: Root, progress: Progress, *, again: bool = False) -> DecodedImages:
+
+@dataclass(frozen=True)
+class FolderImages:
+    """The functions of a folder's `DataSet`."""
+
+    path: Path
+    listing: FolderListing
+    shape: tuple[int, int, int]
+    background: str
+    skip_bad: bool
+
+    def load(
+        self, split: str, root: Root = None, progress: Progress = silent, *, again: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        listing = self.listing
+        if split == "train" and split not in listing.files:
+            raise UserError(f"{self.path.expanduser()} has test images only; training needs a folder 'train'")
+        items = choose(listing.files, split, "split")
+        decoded = self._decode(split, root, progress, again=again)
+        decoded.check(skip_bad=self.skip_bad)
+        labels = decoded.select(torch.tensor([label for _, label in items]))
+        empty = set(range(len(listing.classes))) - set(labels.tolist())
+        if empty and split == "train":
+            raise UserError(f"no image of class {listing.classes[min(empty)]!r} can be used")
+        return decoded.images, labels
+
+    def check(self, root: Root = None, progress: Progress = silent) -> str:
+        for split in self.listing.files:
+            self.load(split, root, progress, again=True)
+        return "verified"
+
+    def files(self, root: Root = None) -> tuple[Path, list[Path]]:
+        return self.path.expanduser(), [file for items in self.listing.files.values() for file, _ in items]
+
+    def skipped(self, root: Root = None) -> list[str]:
+        bad = [line for split in self.listing.files for line in self._decode(split, root).bad_files]
+        return self.listing.bad + bad
+
+    def transparent(self, root: Root = None) -> int:
+        return sum(self._decode(split, root).transparent for split in self.listing.files)
+
+    def _decode(self, split: str, root: Root, progress: Progress = silent, *, again: bool = False) -> DecodedImages:
         return decode_images(
-            [file for file, _ in found.files[split]],
-            functools.partial(read_image, shape=shape, background=background),
-            shape=shape,
-            settings=background,
-            name=f"folder-{Path(path).name}-{split}".replace(" ", "_"),
+            [file for file, _ in self.listing.files[split]],
+            functools.partial(read_image, shape=self.shape, background=self.background),
+            shape=self.shape,
+            settings=self.background,
+            name=f"folder-{self.path.name}-{split}".replace(" ", "_"),
             root=root,
             progress=progress,
             again=again,
         )
-
-    def load(split: str, root: Root, progress: Progress = silent, *, again: bool = False) -> tuple[Tensor, Tensor]:
-        if split == "train" and split not in found.files:
-            raise UserError(f"{Path(path).expanduser()} has test images only; training needs a folder 'train'")
-        items = choose(found.files, split, "split")
-        decoded = decode(split, root, progress, again=again)
-        decoded.check(skip_bad=skip_bad)
-        labels = decoded.select(torch.tensor([label for _, label in items]))
-        empty = set(range(len(found.classes))) - set(labels.tolist())
-        if empty and split == "train":
-            raise UserError(f"no image of class {found.classes[min(empty)]!r} can be used")
-        return decoded.images, labels
-
-    def check(root: Root, progress: Progress = silent) -> str:
-        for split in found.files:
-            load(split, root, progress, again=True)
-        return "verified"
-
-    def files(root: Root) -> tuple[Path, list[Path]]:
-        return Path(path).expanduser(), [file for items in found.files.values() for file, _ in items]
-
-    def skipped(root: Root) -> list[str]:
-        return found.bad + [line for split in found.files for line in decode(split, root, silent).bad_files]
-
-    def transparent(root: Root) -> int:
-        return sum(decode(split, root, silent).transparent for split in found.files)
-
-    return DataSet(
-        classes=found.classes,
-        shape=shape,
-        mean=mean,
-        std=std,
-        counts={split: len(items) for split, items in found.files.items()},
-        about=f"images of {len(found.classes)} classes",
-        load=load,
-        files=files,
-        check=check,
-        skipped=skipped if skip_bad else None,
-        transparent=transparent,
-        splits_off_test=found.splits_off_test,
-        decodes=True,
-    )
 
 
 def list_folder(path: str, *, skip_bad: bool = False, classes: tuple[str, ...] = ()) -> FolderListing:

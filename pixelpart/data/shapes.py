@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pixelpart.data.dataset import Root
 from pixelpart.errors import choose
+from pixelpart.runtime.progress import Progress, silent
 
 Floats = NDArray[np.float32]
 
@@ -194,8 +195,8 @@ def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDAr
     return pictures, masks, labels
 
 
-def generate(split: str) -> tuple[Tensor, Tensor]:
-    """uint8 images (n, 3, 32, 32) and labels (n,) of a split, the same bits on every call."""
+def generate(split: str, root: Root = None, progress: Progress = silent) -> tuple[Tensor, Tensor]:
+    """uint8 images (n, 3, 32, 32) and labels (n,) of a split, the same bits on every call; nothing is read."""
     pictures, _, labels = _scenes(split)
     return torch.from_numpy(pictures), torch.from_numpy(labels)
 

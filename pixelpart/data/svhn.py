@@ -36,7 +36,7 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
     return find_files(root, dict.fromkeys(("svhn", "SVHN"), dict.fromkeys(FILES.values())))
 
 
-def load(split: str, root: Root = None) -> tuple[Tensor, Tensor]:
+def load(split: str, root: Root = None, progress: Progress = silent) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, 32, 32) and labels (n,) of a split, digit 0 as 0; UserError if the file is not SVHN's."""
     name = choose(FILES, split, "split")
     if (found := present(root)) is None:
@@ -77,7 +77,7 @@ def _arrays(path: Path, *, official: bool) -> tuple[Any, Any]:
 PARSE = "import sys, scipy.io; scipy.io.loadmat(sys.argv[1], variable_names=['X', 'y'])"
 
 
-def check(root: Root = None) -> str:
+def check(root: Root = None, progress: Progress = silent) -> str:
     """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
     for split in FILES:
         load(split, root)

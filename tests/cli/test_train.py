@@ -262,7 +262,7 @@ import dataclasses, sys, torch
 torch.set_num_threads(1)
 from pixelpart import data
 from pixelpart.cli.main import main
-some = lambda split, root: tuple(tensor[:{SOME}] for tensor in data.shapes.generate(split))
+some = lambda split, *_: tuple(tensor[:{SOME}] for tensor in data.shapes.generate(split))
 data.SETS["shapes"] = dataclasses.replace(data.SETS["shapes"], load=some)
 sys.exit(main(sys.argv[1:]))
 """

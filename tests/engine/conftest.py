@@ -25,7 +25,7 @@ def _first_masks(split):
 @pytest.fixture(autouse=True)
 def _small_set(monkeypatch):
     """`shapes`, cut down to its first images."""
-    small = {"load": lambda split, root: _first_images(split), "masks": lambda split, root: _first_masks(split)}
+    small = {"load": lambda split, *_: _first_images(split), "masks": lambda split, root: _first_masks(split)}
     monkeypatch.setitem(data.SETS, "shapes", dataclasses.replace(data.SETS["shapes"], **small))
 
 

@@ -154,7 +154,7 @@ def test_a_run_of_the_old_spelling_is_opened_and_resumed(photos):
 def test_a_user_set_sorted_by_class_is_probed_on_several_classes(monkeypatch):
     x, y = data.shapes.generate("test")
     order = y.argsort(stable=True)
-    entry = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x[order], y[order]))
+    entry = dataclasses.replace(data.SETS["shapes"], load=lambda split, *_: (x[order], y[order]))
     monkeypatch.setitem(data.USER_SETS, "mine:sorted", entry)
 
     def probe_labels(config):

@@ -134,9 +134,7 @@ OWN = {"cam": "layercam", "layer": "layer3", "rule": "quantile:0.7", "target": "
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setitem(
-        data.SETS, "shapes", dataclasses.replace(data.SETS["shapes"], load=lambda split, root: shapes())
-    )
+    monkeypatch.setitem(data.SETS, "shapes", dataclasses.replace(data.SETS["shapes"], load=lambda split, *_: shapes()))
 
 
 def test_a_runs_own_mask_is_used(make_run, seen, few):

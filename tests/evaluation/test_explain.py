@@ -167,7 +167,7 @@ def test_object_shares_equal_hand_counted_ones_without_dead_maps(monkeypatch):
 
 def test_the_command_writes_the_files(run, capsys, monkeypatch):
     x, y = (part[:5] for part in data.load("shapes", split="test"))
-    few = dataclasses.replace(data.SETS["shapes"], load=lambda split, root: (x, y), masks=None)
+    few = dataclasses.replace(data.SETS["shapes"], load=lambda split, *_: (x, y), masks=None)
     monkeypatch.setitem(data.SETS, "shapes", few)
     command = ["explain", str(run.dir), "--checkpoint", "last", "--images", "3", "--epochs", "none", "--device", "cpu"]
     assert main(command) == 0

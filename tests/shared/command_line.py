@@ -23,7 +23,7 @@ def some_masks(split, root=None):
 
 
 def few():
-    return dataclasses.replace(data.SETS["shapes"], load=lambda split, root: some(split), masks=some_masks)
+    return dataclasses.replace(data.SETS["shapes"], load=lambda split, *_: some(split), masks=some_masks)
 
 
 def files(folder):
