@@ -12,11 +12,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pixelpart.comparison.compare import common_name
-from pixelpart.config import DEFAULT_EPS, method_fields
+from pixelpart.config import DEFAULT_EPS, Config, method_fields
+from pixelpart.errors import UserError
 from pixelpart.evaluation.store import read_flags, read_labels
 from pixelpart.experiments.common.results import Cell, Results, RunResult, shown_name
 from pixelpart.report.formatting import describe_images, fraction
 from pixelpart.report.run import Marked, Measurement, ReportedRun
+from pixelpart.runs import RunFolder
+from pixelpart.sweeps.identity import as_burn_in, canonical, parent_of
 from pixelpart.sweeps.labels import differing_runs
 
 Fields = dict[str, Any]  # those in which runs differ, by dotted name
@@ -134,8 +137,27 @@ def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
     """Runs that differ only in their seed, together; of one seed, the first run."""
     groups: dict[str, dict[int, ReportedRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(method_fields(run.config), sort_keys=True), {}).setdefault(run.config.seed, run)
+        method = json.dumps([method_fields(run.config), fork_fields(run.config, run.path)], sort_keys=True)
+        groups.setdefault(method, {}).setdefault(run.config.seed, run)
     return [list(seeds.values()) for seeds in groups.values()]
+
+
+def fork_fields(config: Config, folder: Path) -> tuple[int, Fields] | None:
+    """The epoch that a run is forked from and the method of its parent, whose folder differs from seed to seed.
+
+    None if it is not a fork, or if its own burn-in would have been the same, as where jobs of a sweep share one.
+    """
+    if not config.init_from:
+        return None
+    parent_folder, epoch = parent_of(config, folder)
+    try:
+        parent = RunFolder(parent_folder).read_config()
+    except UserError:  # deleted
+        return None if epoch == config.burn_in.epochs else (epoch, {})
+    unforked = as_burn_in(config, parent, epoch)
+    if unforked and canonical(unforked) == canonical(config):
+        return None
+    return epoch, method_fields(parent)
 
 
 def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:

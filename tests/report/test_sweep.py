@@ -106,3 +106,27 @@ def test_runs_that_differ_in_a_field_that_they_do_not_use_are_still_two_arms(mea
         "mask.rule=none (0000000000000000)seed 0, mean budget 7.50/255",
         "mask.rule=none (0000000000000001)seed 0, mean budget 7.50/255",
     ]
+
+
+@pytest.mark.parametrize("folders", ["at", "gone"])
+def test_forks_from_other_epochs_or_methods_are_methods_of_their_own(measured, page, tmp_path, folders, monkeypatch):
+    """A sweep over init_from; the parents differ by folder from seed to seed, and may have been deleted."""
+    monkeypatch.chdir(tmp_path)
+    parents = {"at": {}, "trades": {"objective": {"name": "trades"}}} if folders == "at" else {"at": {}}
+    forks = [(seed, name, epoch) for seed in range(2) for name in parents for epoch in (1, 2)]
+    for seed, name, epoch in forks:
+        if folders == "at":
+            (tmp_path / f"{name}-{seed}").mkdir(exist_ok=True)
+            parent = recipes.RECIPES["shapes-at"](seed=seed, epochs=3, **parents[name])
+            (tmp_path / f"{name}-{seed}" / "config.json").write_text(parent.to_json())
+        forked = config(seed, init_from=f"{name}-{seed}@{epoch}")
+        results = {"natural": np.arange(100) < 60, "pgd20": np.arange(100) < 40 + 3 * epoch + 2 * seed}
+        measured(f"grid/runs/{name}{epoch}{seed}", results, config=forked)
+    # the burn-in of its own, which the fork from at@1 shares
+    measured("grid/runs/own", {"natural": np.arange(100) < 60, "pgd20": np.arange(100) < 50}, config=config(2))
+    _, *arms = cells(page(tmp_path / "grid").all("table", "results")[0])
+    names = {arm[0].split("seeds ")[0].strip("●■▲◆") for arm in arms}
+    assert len(arms) == len(names) == 2 * len(parents)
+    assert sorted(arm[0].partition("seeds ")[2].split(", mean")[0] for arm in arms) == sorted(
+        ["0, 1, 2", *["0, 1"] * (2 * len(parents) - 1)]
+    )
