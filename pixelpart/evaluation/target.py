@@ -97,6 +97,9 @@ def load_target(
         and x.shape[1:] != (shape := (trained_on.channels, *height_width(trained_on.size)))
     ):
         raise UserError(f"{shown} takes images of shape {shape}; these are {tuple(x.shape[1:])}")
+    if config is not None and trained_on.size and tuple(x.shape[2:]) != height_width(trained_on.size):
+        here, own = ("{}x{}".format(*shape) for shape in (x.shape[2:], height_width(trained_on.size)))
+        say(f"images are {here} pixels; {shown} was trained on {own}")
 
     device = _device_of(subject, device)
     model: nn.Module

@@ -151,3 +151,10 @@ def test_new_pictures_get_the_background_of_training(here):
         Image.new("RGBA", (8, 8)).save(here / "new" / "test" / name / "clear.png")
     images = load_target("run", data="folder:new", device="cpu").pictures.images
     assert images.amax((0, 2, 3)).tolist() == images.amin((0, 2, 3)).tolist() == [10, 20, 30]
+
+
+def test_another_size_than_the_runs_is_reported(here, capsys):
+    assert main([*EVALUATE, "--data", "folder:photos", "--size", "8x12"]) == 0
+    assert capsys.readouterr().err == "images are 8x12 pixels; run was trained on 8x8\n"
+    assert main([*EVALUATE, "--data", "folder:photos", "--size", "8"]) == 0
+    assert capsys.readouterr().err == ""
