@@ -14,11 +14,13 @@ import time
 import tomllib
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from pixelpart.errors import UserError
 
 # what flock fails with on a file system without locks, such as some mounts of Lustre, NFS and FUSE
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -116,6 +118,19 @@ def exclusive_lock(path: Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def locked_folder(folder: Path, kind: str) -> Iterator[None]:
+    """Keeps other processes out of a run or sweep folder; UserError if one is working in it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive_lock(folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise UserError(error.strerror) from None
+        except OSError as error:
+            raise UserError(f"cannot use {folder} as a {kind} folder: {error.strerror}") from None
+        yield
 
 
 def lock_holder(path: Path) -> str:

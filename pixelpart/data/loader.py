@@ -9,9 +9,8 @@ from torch import Tensor
 
 from pixelpart.draws import generator
 from pixelpart.errors import UserError
-from pixelpart.runtime.world import World
+from pixelpart.runtime.world import SINGLE_PROCESS, World
 
-ONE_PROCESS = World()
 PIECE = 4096  # images copied to the device at a time
 
 
@@ -44,7 +43,7 @@ class Loader:
         seed: int,
         rows: Int64[Tensor, " m"] | None = None,
         device: torch.device | str = "cpu",
-        world: World = ONE_PROCESS,
+        world: World = SINGLE_PROCESS,
         resident: bool | None = None,
     ) -> None:
         """`rows`: the images to use, numbered from 0 in that order; None: all.

@@ -16,12 +16,10 @@ from pixelpart.engine.views import Shape, choose_layout, make_views
 from pixelpart.errors import UserError
 from pixelpart.models import Classifier
 from pixelpart.runtime.precision import PRECISIONS
-from pixelpart.runtime.world import World
+from pixelpart.runtime.world import SINGLE_PROCESS, World
 from pixelpart.types import Budget, Images, Share
 from pixelpart.view.borrow import FrozenView
 from pixelpart.view.views import Folding
-
-SINGLE = World()
 
 
 class TrainingState:
@@ -36,7 +34,7 @@ class TrainingState:
         model: Classifier,
         config: Config,
         device: torch.device,
-        world: World = SINGLE,
+        world: World = SINGLE_PROCESS,
         *,
         shape: Shape | None = None,
     ) -> None:
@@ -195,7 +193,7 @@ class Tally:
         )
         self.sums += n * torch.stack([value.detach().double() for value in values])
 
-    def read(self, world: World = SINGLE) -> dict[str, float]:
+    def read(self, world: World = SINGLE_PROCESS) -> dict[str, float]:
         """The sums over all processes, as numbers; waits for the device."""
         return dict(zip(self.FIELDS, world.total(self.sums).tolist(), strict=True))
 

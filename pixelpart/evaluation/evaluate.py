@@ -20,11 +20,9 @@ from pixelpart.evaluation.target import load_target
 from pixelpart.runs import Run
 from pixelpart.runtime.precision import ieee_fp32
 from pixelpart.runtime.progress import Progress, silent
-from pixelpart.runtime.world import World
+from pixelpart.runtime.world import SINGLE_PROCESS, World
 from pixelpart.types import Logits
 from pixelpart.view.borrow import borrowed
-
-SINGLE_PROCESS = World()
 
 
 def evaluate(

@@ -12,7 +12,7 @@ from typing import Any
 
 from pixelpart.config import Config, code_flags, differing_fields, read_config
 from pixelpart.errors import UserError
-from pixelpart.files import append_line, atomic_write, exclusive_lock, parse_json, read_text
+from pixelpart.files import append_line, atomic_write, locked_folder, parse_json, read_text
 from pixelpart.runs.records import read_row, write_row
 
 LOCKS = {".lock", ".lock.soft"}
@@ -97,13 +97,7 @@ class RunFolder:
         A new folder to which nothing was written is removed again.
         """
         new = not self.path.exists()
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(exclusive_lock(self.path / ".lock", wait=False))
-            except BlockingIOError as error:
-                raise UserError(error.strerror) from None
-            except OSError as error:
-                raise UserError(f"cannot use {self.path} as a run folder: {error.strerror}") from None
+        with locked_folder(self.path, "run"):
             try:
                 yield
             finally:

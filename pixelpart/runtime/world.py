@@ -64,6 +64,9 @@ class World:
         return flags if self.size == 1 else self.total(flags.int()) > 0
 
 
+SINGLE_PROCESS = World()
+
+
 @contextmanager
 def _connected() -> Iterator[None]:
     try:

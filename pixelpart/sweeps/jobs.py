@@ -5,14 +5,14 @@ Jobs are found again by their identity, so that the same call starts only what i
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pixelpart.config import differing_fields
 from pixelpart.errors import UserError, unknown
-from pixelpart.files import exclusive_lock, lock_holder
+from pixelpart.files import lock_holder, locked_folder
 from pixelpart.runs import RunFolder
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps import local
@@ -55,7 +55,7 @@ def run_jobs(
     if on not in PLACES:
         raise unknown("place", on, PLACES)
     screen = screen or Screen()
-    with _locked(out):
+    with locked_folder(out, "sweep"):
         burn_ins, tasks = plan(jobs, out, device=device)
         if on == "slurm" and tasks:
             ids = slurm_jobs.submit(burn_ins, tasks, out.resolve(), threads=threads, settings=slurm or {})
@@ -183,16 +183,3 @@ def find_finished(jobs: Iterable[Job], root: Path, say: Callable[[str], None] = 
 def _epochs(folder: RunFolder) -> int:
     rows = folder.read_metrics([])  # corrupt lines are reported where figures are made of them
     return rows[-1]["epoch"] if rows else 0
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keeps other sweeps out of the folder; UserError if one is working in it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(exclusive_lock(out / ".lock", wait=False))
-        except BlockingIOError as error:
-            raise UserError(error.strerror) from None
-        except OSError as error:
-            raise UserError(f"cannot use {out} as a sweep folder: {error.strerror}") from None
-        yield
