@@ -114,7 +114,7 @@ class Loader:
 
         torch reuses a pinned block only after the copy from it is done.
         """
-        share = self.world.share(self.global_size(step))
+        share = self.world.rows(self.global_size(step))
         start = step * self.batch_size
         index = self.order(epoch)[start + share.start : start + share.stop]
         parts = self._pick(index), self.labels[index], index

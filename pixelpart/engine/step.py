@@ -94,7 +94,7 @@ def step_batch(
     """
     batch = loader.batch(epoch, step)
     n = loader.global_size(step)
-    mine = loader.world.share(n)
+    mine = loader.world.rows(n)
 
     def generator(stream: str) -> torch.Generator:
         return draws.generator(config.seed, stream, epoch, step, device=loader.device)

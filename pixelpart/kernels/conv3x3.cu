@@ -27,7 +27,7 @@ struct Tap {
 };
 
 struct Work {  // as in conv3x3.py
-    Map source[4], weights, extra, extra_weights, out[4], gate[4], other;
+    TensorMap source[4], weights, extra, extra_weights, out[4], gate[4], other;
     const bf16 *bias, *extra_bias;
     Tap taps[9];
     int first[5];                     // number of a kind's first tap
@@ -98,7 +98,7 @@ __device__ void fetch_steps(const Work& work, const Item& item, Ring& ring, u32 
     // Correct for a begin less than work.chunks after the taps: extra has fewer than 11 times as many channels.
     int next = item.begin / work.chunks, chunk = item.begin % work.chunks, chunks = 0;
     Tap tap;
-    const Map *source, *weights;
+    const TensorMap *source, *weights;
     for (int k = item.begin; k < item.end; k++, chunk++, ring.next()) {
         if (chunk == chunks || k == item.begin) {
             const bool own = next < taps;

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pixelpart.kernels import cuda
-from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Kernel, Map, Unsupported, image_map, weight_map
+from pixelpart.kernels.cuda import BOX, ROOM, SQUARE, Kernel, TensorMap, Unsupported, image_map, weight_map
 
 PIXELS, CHUNK, THREADS = 128, 64, 288  # pixels and channels of a box; threads of a block
 
@@ -187,13 +187,13 @@ class Work(ctypes.Structure):
     """The kernel's argument, as in conv3x3.cu."""
 
     _fields_ = [
-        ("source", Map * 4),
-        ("weights", Map),
-        ("extra", Map),
-        ("extra_weights", Map),
-        ("out", Map * 4),
-        ("gate", Map * 4),
-        ("other", Map),
+        ("source", TensorMap * 4),
+        ("weights", TensorMap),
+        ("extra", TensorMap),
+        ("extra_weights", TensorMap),
+        ("out", TensorMap * 4),
+        ("gate", TensorMap * 4),
+        ("other", TensorMap),
         ("bias", ctypes.c_void_p),
         ("extra_bias", ctypes.c_void_p),
         ("taps", _Tap * 9),

@@ -24,7 +24,7 @@ static_assert(POSITIONS + 2 * PADDED + 2 <= LINES, "what the last tap reads does
 static_assert(ROWS * WIDTH * LINE <= BOX, "a result does not fit");
 
 struct Work {  // as in conv64.py
-    Map source, weights, out, gate, other;
+    TensorMap source, weights, out, gate, other;
     const bf16* bias;
     int images, down;  // down: tiles per image
 };

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pixelpart.kernels import cuda
-from pixelpart.kernels.cuda import LINE, Map, Unsupported, image_map, weight_map
+from pixelpart.kernels.cuda import LINE, TensorMap, Unsupported, image_map, weight_map
 
 CHANNELS, GROUPS, POSITIONS, LINES = 64, 3, 136, 206  # as in conv64.cu; pixels of a tile without and with its border
 TILE = -(-LINES * LINE // 1024) * 1024  # bytes
@@ -52,7 +52,7 @@ class Work(ctypes.Structure):
     """The kernel's argument, as in conv64.cu."""
 
     _fields_ = [
-        *((name, Map) for name in ("source", "weights", "out", "gate", "other")),
+        *((name, TensorMap) for name in ("source", "weights", "out", "gate", "other")),
         ("bias", ctypes.c_void_p),
         ("images", ctypes.c_int),
         ("down", ctypes.c_int),

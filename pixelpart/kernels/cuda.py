@@ -106,15 +106,15 @@ def compile_source(text: str, options: list[str]) -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-class Map(ctypes.Structure):
+class TensorMap(ctypes.Structure):
     """A tensor map for the tensor memory accelerator: address, shape, and the box that a fetch copies."""
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
-def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> Map:
+def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
     """The map of a bf16 tensor; sizes and box from the innermost dimension on, whose stride is 1 and is left out."""
-    rank, room = len(sizes), ctypes.create_string_buffer(ctypes.sizeof(Map) + 64)
+    rank, room = len(sizes), ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
     place = -(-ctypes.addressof(room) // 64) * 64  # the driver requires this alignment
     status = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(place),
@@ -131,16 +131,16 @@ def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Se
         0,  # zeros outside
     )
     _check_status(status)
-    return Map.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(Map)))
+    return TensorMap.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(TensorMap)))
 
 
-def image_map(x: Tensor, box: Sequence[int]) -> Map:
+def image_map(x: Tensor, box: Sequence[int]) -> TensorMap:
     """The map of images, or of every other pixel of them; `box` counts channels, columns, rows and images."""
     n, channels, height, width = x.shape
     return map_of(x, (channels, width, height, n), (x.stride(3), x.stride(2), x.stride(0)), box)
 
 
-def weight_map(weight: Tensor, tall: int) -> Map:
+def weight_map(weight: Tensor, tall: int) -> TensorMap:
     """The map of weights; a box holds one tap of 64 channels for `tall` outputs."""
     outputs, inputs, height, width = weight.shape
     taps = height * width

@@ -11,7 +11,7 @@ constexpr int LINE = 128, BOX = 128 * LINE, SQUARE = 64 * LINE;  // bytes: 64 ch
 
 constexpr bool RELU = FORWARD && !PLAIN, GATE = !FORWARD && !PLAIN;  // the gate is the output of the ReLU before
 
-struct alignas(64) Map {  // a tensor map for the tensor memory accelerator
+struct alignas(64) TensorMap {  // a tensor map for the tensor memory accelerator
     u64 words[16];
 };
 
@@ -38,27 +38,27 @@ __device__ void wait(u32 barrier, int parity) {
             : "memory");
 }
 
-__device__ void fetch(u32 to, const Map& map, u32 barrier, int channel, int column, int row, int image) {
+__device__ void fetch(u32 to, const TensorMap& map, u32 barrier, int channel, int column, int row, int image) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
             to),
         "l"(&map), "r"(barrier), "r"(channel), "r"(column), "r"(row), "r"(image)
         : "memory");
 }
-__device__ void fetch(u32 to, const Map& map, u32 barrier, int channel, int tap, int row) {
+__device__ void fetch(u32 to, const TensorMap& map, u32 barrier, int channel, int tap, int row) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
         "l"(&map), "r"(barrier), "r"(channel), "r"(tap), "r"(row)
         : "memory");
 }
-__device__ void store(const Map& map, u32 from, int channel, int row, int image) {
+__device__ void store(const TensorMap& map, u32 from, int channel, int row, int image) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, 0, %3, %4}], [%1];" ::"l"(&map), "r"(from),
                  "r"(channel), "r"(row), "r"(image)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 __device__ void stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // its source has been read
-__device__ void announce(const Map& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+__device__ void announce(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
 // The descriptor of a matrix in shared memory: groups of eight lines, 1024 bytes apart, 128-byte swizzle. It may begin at any
 // line: the swizzle depends on address bits, here as in `spot`, so the offset of its pattern stays 0.

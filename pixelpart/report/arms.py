@@ -19,7 +19,7 @@ from pixelpart.experiments.common.results import Cell, Results, RunResult, shown
 from pixelpart.report.formatting import describe_images, fraction
 from pixelpart.report.run import Marked, Measurement, ReportedRun
 from pixelpart.runs import RunFolder
-from pixelpart.sweeps.identity import as_burn_in, canonical, parent_of
+from pixelpart.sweeps.identity import canonical, equivalent_unforked, parent_of
 from pixelpart.sweeps.labels import differing_runs
 
 Fields = dict[str, Any]  # those in which runs differ, by dotted name
@@ -154,7 +154,7 @@ def fork_fields(config: Config, folder: Path) -> tuple[int, Fields] | None:
         parent = RunFolder(parent_folder).read_config()
     except UserError:  # deleted
         return None if epoch == config.burn_in.epochs else (epoch, {})
-    unforked = as_burn_in(config, parent, epoch)
+    unforked = equivalent_unforked(config, parent, epoch)
     if unforked and canonical(unforked) == canonical(config):
         return None
     return epoch, method_fields(parent)

@@ -14,7 +14,7 @@ from pixelpart.files import parse_json
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[Finite, Field(ge=0)]
-Share = Annotated[Finite, Field(ge=0, le=1)]
+Fraction01 = Annotated[Finite, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=2**48)]
 Epoch = Annotated[int, Field(ge=0, le=10**6)]
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]  # without control characters
@@ -31,14 +31,14 @@ class MetricsRecord(Record):
     phase: Literal["burn-in", "mask", "plain"]
     loss: Finite
     lr: NotNegative
-    natural: Share
-    pgd: Share
+    natural: Fraction01
+    pgd: Fraction01
     robust_ce: float  # may be infinite or NaN, as damage
     measured_on: Literal["held-out", "test"]
-    train_natural: Share
-    train_pgd: Share
-    budget_mean: Share
-    high_fraction: Share
+    train_natural: Fraction01
+    train_pgd: Fraction01
+    budget_mean: Fraction01
+    high_fraction: Fraction01
     dead_cams: Count
     damage: float
     seconds: NotNegative
@@ -74,7 +74,7 @@ class ResultEntry(Record):
     model_config = ConfigDict(strict=True, extra="allow")
 
     attack: Text
-    accuracy: Share
+    accuracy: Fraction01
     n: Annotated[Count, Field(ge=1)]
     correct: Count = 0
     interval: Annotated[list[Finite], Field(min_length=2, max_length=2)] = [0.0, 1.0]

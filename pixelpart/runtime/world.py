@@ -28,7 +28,7 @@ class World:
         """Whether this process writes to disk and to the screen."""
         return self.rank == 0
 
-    def share(self, n: int) -> slice:
+    def rows(self, n: int) -> slice:
         """This process's slice of a batch of n images; the whole batch if some process would have none.
 
         Every slice starts at an even row: CutMix mixes rows 0 and 1, 2 and 3, ..., as it does in a single process.

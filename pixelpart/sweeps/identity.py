@@ -23,14 +23,14 @@ NOT_READ = {"gradient": ("mask.layer",), **dict.fromkeys(OTHER_SOURCES, tuple(OF
 def identity(config: Config, *, folder: Path | None = None) -> str:
     """The name of the run's folder in a sweep: 16 hexadecimal digits.
 
-    A fork's hash includes the identity of its parent, unless a run with a burn-in of its own would have the same
-    result: then the fork has that run's identity. `folder` is the run's own: the parent may also be found next to it.
+    A fork is identified by its own fields and its parent's identity. If an unforked run with a burn-in would give the
+    same weights, the fork gets that run's identity. `folder` is the run's own: the parent may also be found next to it.
     """
     fields = canonical(config)
     if config.init_from:
         place, epoch = parent_of(config, folder)
         parent = RunFolder(place).read_config()
-        unforked = as_burn_in(config, parent, epoch)
+        unforked = equivalent_unforked(config, parent, epoch)
         fields = canonical(unforked) if unforked else fields | {"init_from": [identity(parent, folder=place), epoch]}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -105,7 +105,7 @@ def burn_in(config: Config, epochs: int) -> str | None:
     return json.dumps(kept | {"burn_in.epochs": epochs}, sort_keys=True)
 
 
-def as_burn_in(config: Config, parent: Config, epochs: int) -> Config | None:
+def equivalent_unforked(config: Config, parent: Config, epochs: int) -> Config | None:
     """The config of a run that trains the fork's first epochs itself, as burn-in, with the same result; else None."""
     values = config.model_dump(mode="json") | {"init_from": ""}
     if config.burn_in.epochs <= epochs:

@@ -21,15 +21,15 @@ def test_slices_cover_every_row_once_and_differ_by_at_most_one_row(n, size):
 
 
 @given(st.integers(1, 500), st.integers(1, 16))
-def test_shares_of_a_batch_cover_it_once_start_at_even_rows_and_are_all_of_a_small_one(n, size):
-    shares = [range(n)[World(rank, size).share(n)] for rank in range(size)]
+def test_rows_of_a_batch_cover_it_once_start_at_even_rows_and_are_all_of_a_small_one(n, size):
+    slices = [range(n)[World(rank, size).rows(n)] for rank in range(size)]
     if n < 2 * size - 1:
-        assert shares == [range(n)] * size
+        assert slices == [range(n)] * size
         return
-    assert [row for rows in shares for row in rows] == list(range(n))
-    assert all(rows and rows[0] % 2 == 0 for rows in shares)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 3
-    assert n < 2 * size or min(map(len, shares)) > 1  # see check_last_batch
+    assert [row for rows in slices for row in rows] == list(range(n))
+    assert all(rows and rows[0] % 2 == 0 for rows in slices)
+    assert max(map(len, slices)) - min(map(len, slices)) <= 3
+    assert n < 2 * size or min(map(len, slices)) > 1  # see check_last_batch
 
 
 def test_one_process_without_torchrun(monkeypatch):
