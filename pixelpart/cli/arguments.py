@@ -41,9 +41,9 @@ class Parser(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise HelpShown(self)
 
-    def parse_all(self, args: Sequence[str]) -> argparse.Namespace:
+    def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments; UserError if any is left over."""
-        found, rest = self.parse_known_args(args)
+        args, rest = self.parse_known_args(argv)
         if rest:
             name = rest[0].partition("=")[0]
             word, options = name.lstrip("-").replace("_", "-"), self._option_string_actions
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {' or '.join(similar)}?" if similar and name.startswith("-") else "see --help"
             kind = "unknown option" if name.startswith("-") else "unexpected argument"
             raise UserError(f"{kind} {rest[0]!r}; {hint}")
-        return found
+        return args
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -101,12 +101,12 @@ def add_name(parser: Parser) -> None:
     )
 
 
-def target_settings(found: argparse.Namespace) -> dict[str, Any]:
+def target_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `evaluate`, `check` and `corruptions` that `add_target` reads; sets the threads."""
-    use_threads(found)
-    use_model(found, found.models)
+    use_threads(args)
+    use_model(args, args.models)
     names = ("data", "size", "skip_bad", "images", "out", "checkpoint", "batch_size", "device")
-    return {name: getattr(found, name) for name in names} | {"root": found.data_root}
+    return {name: getattr(args, name) for name in names} | {"root": args.data_root}
 
 
 def add_attack_settings(parser: Parser, *, eps: str, step_size: str) -> None:
@@ -144,19 +144,19 @@ def add_model(parser: Parser) -> None:
     )
 
 
-def use_model(found: argparse.Namespace, named: Sequence[str | Path]) -> None:
+def use_model(args: argparse.Namespace, named: Sequence[str | Path]) -> None:
     """Allows the user code that each --model names, which has to be the network of one of the runs.
 
     Only the command line may do so, never a config file. Several models are looked up before any work.
     """
-    if found.model is None and len(named) == 1:
+    if args.model is None and len(named) == 1:
         return
     from pixelpart import models
     from pixelpart.evaluation.target import find_config
 
-    configs = [find_config(model, checkpoint=found.checkpoint) for model in named]
+    configs = [find_config(model, checkpoint=args.checkpoint) for model in named]
     theirs = [config.model for config in configs if config]
-    for name in found.model or ():
+    for name in args.model or ():
         if name not in theirs:
             raise UserError(
                 f"--model {name} does not match {named[0]}, whose network is {theirs[0] if theirs else 'its own'}"
@@ -189,11 +189,11 @@ def add_threads(parser: Any, *, runs: str = "") -> None:
     parser.add_argument("--threads", type=positive_int, metavar="N", help=about)
 
 
-def use_threads(found: argparse.Namespace) -> None:
-    if found.threads is not None:
+def use_threads(args: argparse.Namespace) -> None:
+    if args.threads is not None:
         import torch
 
-        torch.set_num_threads(found.threads)
+        torch.set_num_threads(args.threads)
 
 
 def add_device(parser: Any) -> None:

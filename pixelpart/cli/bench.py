@@ -10,7 +10,7 @@ from pixelpart.runtime.progress import Screen
 NAMES = ("run", "model", "checkpoint", "batch_size", "steps", "methods", "precision", "images", "search", "repeats")
 
 
-def bench(args: list[str]) -> None:
+def bench(argv: list[str]) -> None:
     """Measures speed next to the usual implementation."""
     parser = Parser("bench", bench.__doc__)
     add = parser.add_argument
@@ -32,30 +32,30 @@ def bench(args: list[str]) -> None:
     add("--repeats", type=positive_int, help=f"report medians of N (default: {benches.REPEATS})", metavar="N")
     add_machine(parser)
     add_output(parser, json="print rows, machine and settings as JSON")
-    found = parser.parse_all(args)
-    takes = choose(benches.BENCHES, found.what, "bench")[1]
-    settings: dict[str, Any] = {"device": found.device}
+    args = parser.parse_all(argv)
+    takes = choose(benches.BENCHES, args.what, "bench")[1]
+    settings: dict[str, Any] = {"device": args.device}
     for name in NAMES:
-        value = getattr(found, name)
+        value = getattr(args, name)
         if value is None:
             continue
         if name not in takes:
             option = "a run folder" if name == "run" else f"--{name.replace('_', '-')}"
-            raise UserError(f"bench {found.what} does not take {option}")
+            raise UserError(f"bench {args.what} does not take {option}")
         settings[name] = benches.parse_methods(value) if name == "methods" else value
-    if found.what == "autoattack":
-        if found.run is None:
+    if args.what == "autoattack":
+        if args.run is None:
             raise UserError("bench autoattack needs a run folder: bench autoattack RUN")
-        settings["root"], found.checkpoint = found.data_root, found.checkpoint or "best"
-        found.model = [found.model] if found.model else None
-        use_model(found, [found.run])
+        settings["root"], args.checkpoint = args.data_root, args.checkpoint or "best"
+        args.model = [args.model] if args.model else None
+        use_model(args, [args.run])
         settings.pop("model", None)
-    elif found.model:
+    elif args.model:
         from pixelpart import models
 
-        models.use(found.model)
-    use_threads(found)
-    screen = Screen(quiet=found.quiet)
+        models.use(args.model)
+    use_threads(args)
+    screen = Screen(quiet=args.quiet)
     with screen.lines():
-        report = benches.run(found.what, say=screen.say, **settings)
-    print_result(report, as_json=found.json)
+        report = benches.run(args.what, say=screen.say, **settings)
+    print_result(report, as_json=args.json)

@@ -6,7 +6,7 @@ from pixelpart.cli.arguments import Parser, add_checkpoint, add_output, print_re
 from pixelpart.errors import UserError
 
 
-def compare(args: list[str]) -> None:
+def compare(argv: list[str]) -> None:
     """Tests whether two methods, or two models, differ on the same images: compare RUN ... --with RUN ..."""
     parser = Parser("compare", compare.__doc__)
     parser.add_argument(
@@ -24,13 +24,13 @@ def compare(args: list[str]) -> None:
     add_checkpoint(parser)
     parser.add_argument("--split", default="test", help="results on test or held-out images")
     add_output(parser, json="print the comparison as JSON")
-    found = parser.parse_all(args)
-    attacks = [name.strip() for name in found.attacks.split(",")] if found.attacks else None
-    if not found.runs or not found.others:
+    args = parser.parse_all(argv)
+    attacks = [name.strip() for name in args.attacks.split(",")] if args.attacks else None
+    if not args.runs or not args.others:
         raise UserError("write `compare RUN ... --with RUN ...`")
     from pixelpart.comparison.compare import compare as run_comparison
     from pixelpart.comparison.compare import name_groups
 
-    groups = name_groups(found.runs, found.others)
-    result = run_comparison(groups, attacks=attacks, checkpoint=found.checkpoint, split=found.split)
-    print_result(result, as_json=found.json)
+    groups = name_groups(args.runs, args.others)
+    result = run_comparison(groups, attacks=attacks, checkpoint=args.checkpoint, split=args.split)
+    print_result(result, as_json=args.json)

@@ -96,15 +96,15 @@ POSITIONALS = {
 }
 
 
-def completion(args: list[str]) -> None:
+def completion(argv: list[str]) -> None:
     """Prints a script that completes commands, options and runs: source <(pixelpart completion bash)."""
-    if args[:1] == ["words"]:
-        print("\n".join(candidates(args[1:])))
+    if argv[:1] == ["words"]:
+        print("\n".join(candidates(argv[1:])))
         return
     about = "To have it in every shell, add that line (with zsh for bash) to ~/.bashrc or ~/.zshrc."
     parser = Parser("completion", f"{completion.__doc__}\n\n{about}")
     parser.add_argument("shell", metavar="SHELL", help="bash or zsh")
-    print(choose(SCRIPTS, parser.parse_all(args).shell, "shell"))
+    print(choose(SCRIPTS, parser.parse_all(argv).shell, "shell"))
 
 
 def candidates(words: Sequence[str]) -> list[str]:

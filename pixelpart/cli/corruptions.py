@@ -14,7 +14,7 @@ from pixelpart.cli.arguments import (
 from pixelpart.runtime.progress import Screen
 
 
-def corruptions(args: list[str]) -> None:
+def corruptions(argv: list[str]) -> None:
     """Measures a model's accuracy on test images with noise, blur, weather and other corruptions: CIFAR-10-C."""
     parser = Parser("corruptions", corruptions.__doc__)
     add_target(parser, images="all")
@@ -34,13 +34,13 @@ def corruptions(args: list[str]) -> None:
         help="folder with frost1.png to frost5.jpg (default: those of the package imagecorruptions; else generated)",
     )
     add_output(parser, json="print the means and the entries of corruptions.json")
-    found = parser.parse_all(args)
+    args = parser.parse_all(argv)
     from pixelpart.evaluation.corruptions import corruptions as run_corruptions
 
-    screen = Screen(quiet=found.quiet)
+    screen = Screen(quiet=args.quiet)
     with screen.bars() as move:
         result = run_corruptions(
-            found.models[0], names=found.names, severities=found.severities, folder=found.folder, frost=found.frost,
-            name=found.name, say=screen.say, progress=move, **target_settings(found),
+            args.models[0], names=args.names, severities=args.severities, folder=args.folder, frost=args.frost,
+            name=args.name, say=screen.say, progress=move, **target_settings(args),
         )  # fmt: skip
-    print_result(result, as_json=found.json)
+    print_result(result, as_json=args.json)

@@ -6,7 +6,7 @@ from pixelpart.cli.arguments import Parser, add_device, add_threads, use_threads
 from pixelpart.runtime.progress import Screen
 
 
-def demo(args: list[str]) -> None:
+def demo(argv: list[str]) -> None:
     """Trains AT and PART on the built-in data set, attacks both and writes a report; minutes, no download."""
     parser = Parser("demo", demo.__doc__)
     parser.add_argument(
@@ -16,11 +16,11 @@ def demo(args: list[str]) -> None:
     add_device(parser)
     add_threads(parser)
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    found = parser.parse_all(args)
+    args = parser.parse_all(argv)
     from pixelpart.experiments.demo import run_demo
     from pixelpart.report import write_report
 
-    use_threads(found)
-    runs = run_demo(found.out, seed=found.seed, device=found.device, screen=Screen(quiet=found.quiet))
+    use_threads(args)
+    runs = run_demo(args.out, seed=args.seed, device=args.device, screen=Screen(quiet=args.quiet))
     title = "pixelpart demo: AT and PART on shapes"
-    print(write_report([run.dir for run in runs], found.out / "report.html", title=title))
+    print(write_report([run.dir for run in runs], args.out / "report.html", title=title))

@@ -25,7 +25,7 @@ ATTACKS = (
 )
 
 
-def evaluate(args: list[str]) -> int:
+def evaluate(argv: list[str]) -> int:
     """Measures the accuracy of models on test or held-out images, clean and under attack."""
     parser = Parser("evaluate", evaluate.__doc__)
     add_target(parser, images="all", several=True)
@@ -55,47 +55,47 @@ def evaluate(args: list[str]) -> int:
         help="processes that share the images, each with its own GPU if possible",
     )
     add_output(parser, json="print a list of entries of eval.json, each with its model")
-    found = parser.parse_all(args)
-    if found.name is not None and len(found.models) > 1:
-        raise UserError(f"--name {found.name} names one model, not {len(found.models)}")
-    if found.workers == 1:
-        evaluate_in_process(found)
+    args = parser.parse_all(argv)
+    if args.name is not None and len(args.models) > 1:
+        raise UserError(f"--name {args.name} names one model, not {len(args.models)}")
+    if args.workers == 1:
+        evaluate_in_process(args)
         return 0
     from pixelpart.runtime.world import launch, report_to_launcher
 
     if "WORLD_SIZE" not in os.environ:
-        return launch(found.workers, ["evaluate", *args])
+        return launch(args.workers, ["evaluate", *argv])
     try:
-        evaluate_in_process(found)
+        evaluate_in_process(args)
     except UserError as error:
         return report_to_launcher(error)
     return 0
 
 
-def evaluate_in_process(found: argparse.Namespace) -> None:
+def evaluate_in_process(args: argparse.Namespace) -> None:
     """Evaluates in this process, which may be one of several workers; the first prints the results."""
     from pixelpart.evaluation.evaluate import evaluate as run_evaluation
     from pixelpart.runtime.world import joined, local_device
 
-    settings = target_settings(found)
+    settings = target_settings(args)
     entries: list[dict[str, Any]] = []
     with joined() as world:
-        screen = Screen(quiet=found.quiet or not world.leads)
-        settings["device"] = found.device or local_device()
-        for model in found.models:
+        screen = Screen(quiet=args.quiet or not world.leads)
+        settings["device"] = args.device or local_device()
+        for model in args.models:
             try:
                 with screen.bars("tries") as move:
                     result = run_evaluation(
-                        model, split=found.split, attacks=found.attacks, eps=found.eps, step_size=found.step_size,
-                        seed=found.seed, search=found.search, engine=found.engine, name=found.name, say=screen.say,
+                        model, split=args.split, attacks=args.attacks, eps=args.eps, step_size=args.step_size,
+                        seed=args.seed, search=args.search, engine=args.engine, name=args.name, say=screen.say,
                         progress=move, world=world, **settings,
                     )  # fmt: skip
             except KeyboardInterrupt:
-                if found.out or Path(model).is_dir():
+                if args.out or Path(model).is_dir():
                     screen.say("stopped; the same command continues from the stored results")
                 raise
             entries += [{"model": model} | entry for entry in result.entries]
-            if world.leads and not found.json:
-                print(f"{model}:\n{result}" if len(found.models) > 1 else result, flush=True)
-    if world.leads and found.json:
+            if world.leads and not args.json:
+                print(f"{model}:\n{result}" if len(args.models) > 1 else result, flush=True)
+    if world.leads and args.json:
         print(json.dumps(entries, indent=2))

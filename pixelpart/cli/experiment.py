@@ -10,7 +10,7 @@ from pixelpart.runtime.progress import Screen
 from pixelpart.runtime.tables import text_table
 
 
-def experiment(args: list[str]) -> int:
+def experiment(argv: list[str]) -> int:
     """Runs an experiment of the paper, or lists them: trains, attacks, writes a table and a figure."""
     parser = Parser("experiment", experiment.__doc__)
     add = parser.add_argument
@@ -31,21 +31,21 @@ def experiment(args: list[str]) -> int:
     add("--on", default="local", help="local, or slurm: submit the runs and return")
     add_device(parser)
     add_output(parser, json="print result.json instead of the table")
-    found = parser.parse_all(args)
-    if found.name is None:
+    args = parser.parse_all(argv)
+    if args.name is None:
         print(listing())
         return 0
-    choose(EXPERIMENTS, found.name, "experiment")
+    choose(EXPERIMENTS, args.name, "experiment")
     from pixelpart.experiments.common.experiment import run_experiment
 
-    screen = Screen(quiet=found.quiet)
+    screen = Screen(quiet=args.quiet)
     outcome = run_experiment(
-        found.name, out=found.out or Path("experiments") / found.scale, scale=found.scale, data=found.data,
-        seeds=found.seeds, only=found.arms, source=found.source, workers=found.workers, threads=found.threads or 1,
-        device=found.device, on=found.on, screen=screen,
+        args.name, out=args.out or Path("experiments") / args.scale, scale=args.scale, data=args.data,
+        seeds=args.seeds, only=args.arms, source=args.source, workers=args.workers, threads=args.threads or 1,
+        device=args.device, on=args.on, screen=screen,
     )  # fmt: skip
     shown = outcome.results.as_json() if outcome.results else {"waits": outcome.text}
-    print(json.dumps(shown, indent=2) if found.json else outcome.text)
+    print(json.dumps(shown, indent=2) if args.json else outcome.text)
     for state in outcome.failed:
         screen.say(f"failed: {state.folder}: {state.error}")
     if outcome.missing:

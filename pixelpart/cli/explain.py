@@ -14,7 +14,7 @@ from pixelpart.cli.arguments import (
 from pixelpart.runtime.progress import Screen
 
 
-def explain(args: list[str]) -> None:
+def explain(argv: list[str]) -> None:
     """Computes the pictures of a run's report: heat map, budget and attack of some test images."""
     parser = Parser("explain", explain.__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
@@ -29,19 +29,19 @@ def explain(args: list[str]) -> None:
     )
     add_run_options(parser)
     add_machine(parser)
-    found = parser.parse_all(args)
+    args = parser.parse_all(argv)
     from pixelpart.evaluation.explain import explain as run_explanation
     from pixelpart.report.pictures import write_picture
     from pixelpart.runs import Run
 
-    use_threads(found)
-    use_model(found, [found.run])
+    use_threads(args)
+    use_model(args, [args.run])
     names = ("checkpoint", "epochs", "data", "size", "skip_bad", "device")
-    settings = {name: getattr(found, name) for name in names}
+    settings = {name: getattr(args, name) for name in names}
     with Screen().bars() as move:
-        path = run_explanation(found.run, n=found.images, root=found.data_root, progress=move, **settings)
+        path = run_explanation(args.run, n=args.images, root=args.data_root, progress=move, **settings)
     print(path)
-    print(write_picture(Run(found.run)))
+    print(write_picture(Run(args.run)))
 
 
 def epoch_list(text: str) -> list[int]:

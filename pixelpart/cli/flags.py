@@ -28,10 +28,10 @@ def add_config_flags(parser: Any, config: Config) -> None:
         )
 
 
-def apply_config_flags(config: Config, found: argparse.Namespace) -> Config:
+def apply_config_flags(config: Config, args: argparse.Namespace) -> Config:
     """The config with the values given on the command line."""
     names = (".".join(path) for path, _, _ in _fields(config))
-    given = {name: text for name in names if (text := getattr(found, f"config.{name}", None)) is not None}
+    given = {name: text for name in names if (text := getattr(args, f"config.{name}", None)) is not None}
     return with_fields(config, given, source=config.recipe)
 
 

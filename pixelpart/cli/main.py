@@ -47,15 +47,15 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
 }
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     # OpenMP's threads wait for one another by spinning: two commands at once would take 18 times as long as one.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    args = list(sys.argv[1:] if args is None else args)
+    argv = list(sys.argv[1:] if argv is None else argv)
     code = None
     try:
         with contextlib.suppress(HelpShown):
-            code = run_command(args)
+            code = run_command(argv)
         print(end="", flush=True)  # now, because a BrokenPipeError at exit cannot be caught
         return code or 0
     except KeyboardInterrupt:
@@ -71,17 +71,17 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, UserError) else 1
 
 
-def run_command(args: list[str]) -> int | None:
-    for arg in args:
+def run_command(argv: list[str]) -> int | None:
+    for arg in argv:
         if arg.encode(errors="replace").decode() != arg:  # they are written to config.json and log.txt
             raise UserError(f"{arg!r} is not UTF-8; rename the file or folder")
-    if not args or args[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0
-    if args[0] in ("-V", "--version"):
+    if argv[0] in ("-V", "--version"):
         print(f"pixelpart {code_version()}")
         return 0
-    return choose(COMMANDS, args[0], "command")(args[1:])
+    return choose(COMMANDS, argv[0], "command")(argv[1:])
 
 
 def usage() -> str:

@@ -19,7 +19,7 @@ HEAD = ("run", "recipe", "seed", "settings", "epoch", "natural", "robust", "atta
 NARROW = ("attack", "recipe", "settings", "seed")  # columns that a narrow terminal does not show, the first to go first
 
 
-def runs(args: list[str]) -> int:
+def runs(argv: list[str]) -> int:
     """Lists runs with their results, or deletes them."""
     parser = Parser("runs", runs.__doc__)
     add = parser.add_argument
@@ -33,11 +33,11 @@ def runs(args: list[str]) -> int:
     add("--delete", action="store_true", help="delete the runs; a PATTERN is then a run folder or a pattern")
     add("--yes", action="store_true", help="--delete: do not ask; required without a terminal")
     add("--json", action="store_true", help="print a list of JSON objects")
-    found = parser.parse_all(args)
-    if found.delete:
-        return delete(found.patterns, yes=found.yes, as_json=found.json)
-    listed = find_runs(found.patterns)
-    print(json.dumps([run.as_json() for run in listed], indent=2) if found.json else table(listed, width=columns()))
+    args = parser.parse_all(argv)
+    if args.delete:
+        return delete(args.patterns, yes=args.yes, as_json=args.json)
+    listed = find_runs(args.patterns)
+    print(json.dumps([run.as_json() for run in listed], indent=2) if args.json else table(listed, width=columns()))
     return 0
 
 

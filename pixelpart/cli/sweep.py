@@ -20,7 +20,7 @@ EXAMPLE = """the form of GRID, in TOML:
   timeout_min = 60"""
 
 
-def sweep(args: list[str]) -> int:
+def sweep(argv: list[str]) -> int:
     """Trains and evaluates every run of a grid, here or on Slurm; run again, it starts only what is missing."""
     parser = Parser("sweep", f"{sweep.__doc__}\n\n{EXAMPLE}")
     add = parser.add_argument
@@ -35,33 +35,33 @@ def sweep(args: list[str]) -> int:
     add_device(parser)
     add_threads(parser, runs="threads of GRID, or 1")
     add_output(parser, json="print the table as JSON")
-    found = parser.parse_all(args)
+    args = parser.parse_all(argv)
     from pixelpart.sweeps.grid import read_grid
     from pixelpart.sweeps.local import visible_gpus
     from pixelpart.sweeps.sweep import sweep as run_sweep
     from pixelpart.sweeps.sweep import table_of
 
-    grid = read_grid(found.grid)
-    out = found.out or Path("sweeps") / found.grid.stem
-    if not found.status:
-        workers = found.workers or max(1, len(visible_gpus()) if found.device in (None, "cuda") else 1)
-        screen = Screen(quiet=found.quiet)
+    grid = read_grid(args.grid)
+    out = args.out or Path("sweeps") / args.grid.stem
+    if not args.status:
+        workers = args.workers or max(1, len(visible_gpus()) if args.device in (None, "cuda") else 1)
+        screen = Screen(quiet=args.quiet)
         table = run_sweep(
-            grid, out=out, workers=workers, threads=found.threads, device=found.device, on=found.on, screen=screen
+            grid, out=out, workers=workers, threads=args.threads, device=args.device, on=args.on, screen=screen
         )
     else:
         table = table_of(grid, out)
-    if found.table and found.table.suffix == ".tex":
+    if args.table and args.table.suffix == ".tex":
         from pixelpart.experiments.common.tables import Table, latex
 
         means = Table("Mean [95 % interval], budget in 1/255", *table.means_as_text, table.notes)
-        atomic_write(found.table, latex([means]))
-    elif found.table:
-        table.write_csv(found.table)
+        atomic_write(args.table, latex([means]))
+    elif args.table:
+        table.write_csv(args.table)
     states = Counter(row["state"] for row in table)
-    if found.json:
+    if args.json:
         print(json.dumps(table, indent=2))
     else:
         print(table)
         print(", ".join(f"{n} {state}" for state, n in states.items()))
-    return 1 if states["failed"] and not found.status else 0
+    return 1 if states["failed"] and not args.status else 0

@@ -27,12 +27,12 @@ METHOD is one of {methods}.
 `pixelpart train RECIPE --help` lists every option."""
 
 
-def train(args: list[str]) -> None:
+def train(argv: list[str]) -> None:
     """Trains a recipe or a config file in a run folder, or resumes a run."""
-    if not args or args[0] in ("-h", "--help", "--list"):
+    if not argv or argv[0] in ("-h", "--help", "--list"):
         print(usage())
         return
-    name, *rest = args
+    name, *rest = argv
     start, run = read_start(name)
     parser = Parser(f"train {name}", train.__doc__)
     parser.usage = "%(prog)s [options]"
@@ -43,30 +43,30 @@ def train(args: list[str]) -> None:
     group.add_argument("--plain", action="store_true", help="on a GPU: do not compile and capture the step")
     group.add_argument("--quiet", action="store_true", help="show no progress")
     add_config_flags(parser.add_argument_group("fields of the config"), start)
-    found = parser.parse_all(rest)
-    config = apply_config_flags(start, found)
-    out = found.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
+    args = parser.parse_all(rest)
+    config = apply_config_flags(start, args)
+    out = args.out or run or Path("runs") / f"{config.recipe}-{config.seed}"
     from pixelpart import data, models
     from pixelpart.engine.plan import check_plans, prepare
     from pixelpart.engine.train import train as run_training
 
-    if hasattr(found, "config.dataset"):  # user code is accepted from the command line only, never from a config file
+    if hasattr(args, "config.dataset"):  # user code is accepted from the command line only, never from a config file
         data.use(config.dataset)
-    if hasattr(found, "config.model"):
+    if hasattr(args, "config.model"):
         models.use(config.model)
-    if found.print_config:
-        filled = prepare(config, found.out or run, device=found.device).config
+    if args.print_config:
+        filled = prepare(config, args.out or run, device=args.device).config
         print((filled if config.auto else config).to_toml(), end="")
         return
-    use_threads(found)
-    screen = Screen(quiet=found.quiet)
-    notes = without_effect(config, [name for name in vars(found) if name.startswith("config.")])
+    use_threads(args)
+    screen = Screen(quiet=args.quiet)
+    notes = without_effect(config, [name for name in vars(args) if name.startswith("config.")])
     if notes and is_first_process():
         check_plans([config])  # a wrong name is reported alone
         screen.say("\n".join(notes))
-    run_training(config, out, device=found.device, data_root=found.data_root, fast=not found.plain, screen=screen)
+    run_training(config, out, device=args.device, data_root=args.data_root, fast=not args.plain, screen=screen)
     if is_first_process():
-        root = ["--data-root", str(found.data_root)] if found.data_root else []
+        root = ["--data-root", str(args.data_root)] if args.data_root else []
         screen.say(f"next: {shlex.join(['pixelpart', 'evaluate', str(out), *code_flags(config), *root])}")
 
 

@@ -110,13 +110,13 @@ class Loader:
         return self._images[index if self._rows is None else self._rows[index]]
 
     def _gather(self, epoch: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Images, labels and numbers of this rank's share, in pinned memory if they are to be copied to a GPU.
+        """Images, labels and numbers of this rank's rows, in pinned memory if they are to be copied to a GPU.
 
         torch reuses a pinned block only after the copy from it is done.
         """
-        share = self.world.rows(self.global_size(step))
+        rows = self.world.rows(self.global_size(step))
         start = step * self.batch_size
-        index = self.order(epoch)[start + share.start : start + share.stop]
+        index = self.order(epoch)[start + rows.start : start + rows.stop]
         parts = self._pick(index), self.labels[index], index
         if self._thread is not None and self.device.type == "cuda":
             return parts[0].pin_memory(), parts[1].pin_memory(), parts[2].pin_memory()
