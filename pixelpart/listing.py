@@ -75,9 +75,9 @@ def find_folders(root: Path, *, seconds: float = math.inf) -> Iterator[Path]:
     for folder, names, files in os.walk(root):
         if time.monotonic() > end:
             return
-        found = "config.json" in files and is_run(Path(folder))
-        names[:] = [name for name in names if not name.startswith(".") and not (found and name in FOLDERS)]
-        if found:
+        is_run_folder = "config.json" in files and is_run(Path(folder))
+        names[:] = [name for name in names if not name.startswith(".") and not (is_run_folder and name in FOLDERS)]
+        if is_run_folder:
             yield Path(folder)
 
 
@@ -92,7 +92,7 @@ def find_runs(words: Iterable[str] = ()) -> list[ListedRun]:
 
     A pattern is that of a path, or, without a slash, of a name or a recipe. Without words: below the current folder.
     """
-    found: dict[Path, ListedRun] = {}
+    by_path: dict[Path, ListedRun] = {}
     for word in list(words) or ["."]:
         path = Path(word)
         if path.is_dir():
@@ -104,8 +104,8 @@ def find_runs(words: Iterable[str] = ()) -> list[ListedRun]:
             problem = f"no run matches {word!r}; {similar_path(path)}".removesuffix("; ")
         if not runs and list(words):
             raise UserError(problem)
-        found |= {run.path: run for run in runs}
-    return sorted(found.values(), key=_order)
+        by_path |= {run.path: run for run in runs}
+    return sorted(by_path.values(), key=_order)
 
 
 def _matches(run: ListedRun, pattern: str) -> bool:

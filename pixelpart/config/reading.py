@@ -49,9 +49,9 @@ def with_fields(config: Config, fields: Mapping[str, Any], *, source: str) -> Co
     values = config.model_dump()
     for name, value in fields.items():
         section, _, key = name.rpartition(".")
-        place = values[section] if section else values
-        listed = isinstance(place[key], list | tuple) and isinstance(value, str)
-        place[key] = [part for part in value.split(",") if part] if listed else value
+        target = values[section] if section else values
+        listed = isinstance(target[key], list | tuple) and isinstance(value, str)
+        target[key] = [part for part in value.split(",") if part] if listed else value
     values["auto"] = [name for name in config.auto if name not in fields]
     return config_from(values, source=source)
 

@@ -101,7 +101,10 @@ def split_data_label(label: str) -> tuple[str, dict[str, Any]]:
     match = DATA_LABEL.fullmatch(label)
     if match is None or (match["size"] and match["name"] == "tinyimagenet"):
         return label, {}
-    found = {"size": parse_size(match["size"] or 0), "skip_bad": match["skip_bad"] is not None}
+    options = {"size": parse_size(match["size"] or 0), "skip_bad": match["skip_bad"] is not None}
     if not match["name"].startswith("folder:"):
-        return match["name"], found
-    return match["name"], found | {"background": match["background"] or "white", "channels": 1 if match["grey"] else 3}
+        return match["name"], options
+    return match["name"], options | {
+        "background": match["background"] or "white",
+        "channels": 1 if match["grey"] else 3,
+    }

@@ -196,13 +196,13 @@ def _status(name: str, entry: DataSet, root: Root, status: str) -> DataSetStatus
     images, size, where = sum(entry.counts.values()), 0, "user code" if is_user_code(name) else "built in"
     if entry.files is not None:
         try:
-            found, problem = entry.files(root), "missing"
+            files, problem = entry.files(root), "missing"
         except UserError as error:
-            found, problem = None, f"broken: {error}"
-        if found is None:
+            files, problem = None, f"broken: {error}"
+        if files is None:
             images, where, status = 0, str(home(root)), problem
         else:
-            where, size = str(found[0]), sum(path.stat().st_size for path in found[1] if path.exists())
+            where, size = str(files[0]), sum(path.stat().st_size for path in files[1] if path.exists())
     skipped = 0 if entry.skipped is None else len(entry.skipped(root))
     if skipped:
         images = sum(len(entry.load(split, root)[1]) for split in entry.counts)

@@ -55,12 +55,12 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
 
 def _read(root: Root) -> list[Rows]:
     """The six batches; UserError unless they are CIFAR-10's."""
-    if (found := present(root)) is None:
+    if (files := present(root)) is None:
         raise missing("cifar10", root, _by_hand(home(root)))
-    batches = [read_rows(path, PER_FILE) for path in found[1]]
+    batches = [read_rows(path, PER_FILE) for path in files[1]]
     if (content := content_hash(batches)) != CONTENT_SHA256:
         hashes = f"pixels and labels hash to {content[:16]}..., not {CONTENT_SHA256[:16]}..."
-        raise UserError(f"{found[0]} is not CIFAR-10: {hashes}; {AGAIN}")
+        raise UserError(f"{files[0]} is not CIFAR-10: {hashes}; {AGAIN}")
     return batches
 
 

@@ -46,9 +46,9 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
 def load(split: str, root: Root = None, progress: Progress = silent) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, 32, 32) and fine labels (n,) of a split; UserError if the file is not CIFAR-100's."""
     n = choose(COUNTS, split, "split")
-    if (found := present(root)) is None:
+    if (files := present(root)) is None:
         raise missing("cifar100", root, _by_hand(home(root)))
-    path = {path.stem: path for path in found[1]}[split]
+    path = {path.stem: path for path in files[1]}[split]
     images, labels = as_tensors(read_rows(path, n, labels="fine_labels"))
     each = n // len(CLASSES)
     if (labels.bincount(minlength=len(CLASSES)) != each).any():
@@ -60,9 +60,9 @@ def check(root: Root = None, progress: Progress = silent) -> str:
     """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
     for split in COUNTS:
         load(split, root)
-    found = present(root)
-    assert found is not None
-    return "verified" if all(digest(path, "md5") == MD5[path.name] for path in found[1]) else "unofficial"
+    files = present(root)
+    assert files is not None
+    return "verified" if all(digest(path, "md5") == MD5[path.name] for path in files[1]) else "unofficial"
 
 
 def get(root: Root = None, progress: Progress = silent) -> None:

@@ -30,7 +30,7 @@ def find_files(root: Root, layouts: Mapping[str, Mapping[str, int | None]]) -> t
     A layout has the bytes of each file, or None; UserError if a file is missing or has another size.
     """
     base = home(root)
-    for folder, files in ((place, files) for name, files in layouts.items() for place in (base / name, base)):
+    for folder, files in ((candidate, files) for name, files in layouts.items() for candidate in (base / name, base)):
         sizes = {folder / name: size for name, size in files.items()}
         lacking = [path.name for path in sizes if not path.is_file()]
         if len(lacking) == len(sizes):

@@ -152,18 +152,18 @@ def npm_pack(package: str, folder: Path, *, sha512: str, size: int, progress: Pr
 
 def read_members(archive: Path, names: list[str], progress: Progress) -> list[bytes]:
     """The bytes of the named members, in that order; nothing is written to disk."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 if member.name in names and member.isfile() and (file := tar.extractfile(member)):
-                    found[member.name] = file.read()
-                    progress("unpacking", len(found), len(names), "")
+                    contents[member.name] = file.read()
+                    progress("unpacking", len(contents), len(names), "")
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise Unavailable(f"{archive.name} cannot be unpacked: {error}") from None
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in contents]:
         raise Unavailable(f"{archive.name} lacks {', '.join(missing)}")
-    return [found[name] for name in names]
+    return [contents[name] for name in names]
 
 
 def _size(path: Path) -> int:

@@ -156,12 +156,12 @@ def list_folder(path: str, *, skip_bad: bool = False, classes: tuple[str, ...] =
     train = next((folders[name] for name in TRAIN_NAMES if name in folders), None if test else base)
     bad: list[str] = []
     splits = {"train": train, "test": test}
-    found = {split: _files_by_class(place, bad) for split, place in splits.items() if place is not None}
-    if len(found) == 2:
-        for label in sorted(set(found["test"]) - set(found["train"]) - set(classes)):
+    by_split = {split: _files_by_class(folder, bad) for split, folder in splits.items() if folder is not None}
+    if len(by_split) == 2:
+        for label in sorted(set(by_split["test"]) - set(by_split["train"]) - set(classes)):
             bad.append(f"{test}/{label}: no such class in {train}")
-            del found["test"][label]
-    names = sorted({name for by_class in found.values() for name in by_class})
+            del by_split["test"][label]
+    names = sorted({name for by_class in by_split.values() for name in by_class})
     for text in (path, *names):  # they are written to config.json
         if text.encode(errors="replace").decode() != text:
             raise UserError(f"the name {text!r} is not UTF-8; rename that folder")
@@ -171,13 +171,13 @@ def list_folder(path: str, *, skip_bad: bool = False, classes: tuple[str, ...] =
         raise UserError(bad_files_message(bad))
     classes = classes or tuple(names)
     if len(classes) < 2:
-        place = train or test
-        raise UserError(f"{place} has {len(classes)} class{'es' * (not classes)} with images; two or more are needed")
+        folder = train or test
+        raise UserError(f"{folder} has {len(classes)} class{'es' * (not classes)} with images; two or more are needed")
     if test is None:
-        found = _split_off_test(found["train"], classes)
+        by_split = _split_off_test(by_split["train"], classes)
     files = {
         split: [(file, label) for label, name in enumerate(classes) for file in by_class.get(name, [])]
-        for split, by_class in found.items()
+        for split, by_class in by_split.items()
     }
     # shuffled, so that the first n test images are of all classes
     order = torch.randperm(len(files["test"]), generator=generator(0, "folder order")).tolist()
@@ -203,13 +203,13 @@ def _files_by_class(folder: Path, bad: list[str]) -> dict[str, list[Path]]:
     for name in names:
         if (other := by_lower_case.setdefault(name.casefold(), name)) != name:
             raise UserError(f"{folder}: classes {other!r} and {name!r} differ only in case; rename or merge them")
-    found = {}
+    by_class = {}
     for name in names:
         if files := sorted(_files_below(folder / name, bad)):
-            found[name] = files
+            by_class[name] = files
         else:
             bad.append(f"{folder / name}: a class without images")
-    return found
+    return by_class
 
 
 def _files_below(folder: Path, bad: list[str]) -> list[Path]:
@@ -226,14 +226,14 @@ def _files_below(folder: Path, bad: list[str]) -> list[Path]:
     return [file for file in files if file.is_file() or not file.exists()]  # a broken link is reported when it is read
 
 
-def _split_off_test(found: dict[str, list[Path]], classes: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
+def _split_off_test(by_class: dict[str, list[Path]], classes: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
     """A fifth of each class as the test split; of two images or more, at least one and never all.
 
     It depends on the label, so that it is the same where other classes are missing.
     """
     train: dict[str, list[Path]] = {}
     test: dict[str, list[Path]] = {}
-    for name, files in found.items():
+    for name, files in by_class.items():
         number = classes.index(name)
         order = torch.randperm(len(files), generator=generator(0, "folder", number)).tolist()
         n = max(len(files) // 5, min(1, len(files) - 1))

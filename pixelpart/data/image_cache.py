@@ -76,19 +76,19 @@ def decode_images(
     """
     folder = home(root) / "decoded"
     target = folder / f"{name}-{shape[1]}x{shape[2]}-{_key(paths, shape, settings)}.npy"
-    found = None if again else _open(target, paths, shape)
-    if found is None:
+    decoded = None if again else _open(target, paths, shape)
+    if decoded is None:
         try:
             with exclusive_lock(folder / ".lock", wait=True):  # one of several processes decodes; the others wait
-                found = None if again else _open(target, paths, shape)
-                if found is None:
+                decoded = None if again else _open(target, paths, shape)
+                if decoded is None:
                     _write(paths, decode, shape, target, progress, title=f"decoding {name}")
-                    found = _open(target, paths, shape)
+                    decoded = _open(target, paths, shape)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from None
-    if found is None:
+    if decoded is None:
         raise UserError(f"{target} is not what was written; is the disk faulty?")
-    return found
+    return decoded
 
 
 def _open(target: Path, paths: Sequence[Path], shape: Shape) -> DecodedImages | None:
@@ -156,9 +156,9 @@ def _write(
             warnings.simplefilter("ignore")  # Pillow warns about metadata
             for done, _ in enumerate(pool.map(fill, range(len(paths))), start=1):
                 progress(title, done, len(paths), "")
-        for place, number in enumerate(i for i in range(len(paths)) if i not in bad):
-            if place != number:
-                images[place] = images[number]  # good images are contiguous, so that they can be mapped
+        for position, number in enumerate(i for i in range(len(paths)) if i not in bad):
+            if position != number:
+                images[position] = images[number]  # good images are contiguous, so that they can be mapped
         images.flush()
         with part.open("rb+") as file:
             os.fsync(file.fileno())

@@ -17,10 +17,10 @@ def check_images(x: Tensor, y: Tensor, num_classes: int, *, shape: tuple[int, in
 def check_pixels(x: Tensor, *, shape: tuple[int, int, int] | None = None) -> None:
     """UserError unless x is (n, channels, h, w), of `shape` if given, and uint8 or float in [0, 1]."""
     expected = "(n, 3, h, w)" if shape is None else f"(n, {', '.join(map(str, shape))})"
-    found = tuple(x.shape)
-    if x.ndim != 4 or (found[1] not in (1, 3) if shape is None else found[1:] != shape) or 0 in found:
-        hint = "; channels come before rows" if x.ndim == 4 and found[3] in (1, 3) and found[1] not in (1, 3) else ""
-        raise UserError(f"images have shape {found}, not {expected}{hint}")
+    given = tuple(x.shape)
+    if x.ndim != 4 or (given[1] not in (1, 3) if shape is None else given[1:] != shape) or 0 in given:
+        hint = "; channels come before rows" if x.ndim == 4 and given[3] in (1, 3) and given[1] not in (1, 3) else ""
+        raise UserError(f"images have shape {given}, not {expected}{hint}")
     if x.dtype != torch.uint8:
         if not x.is_floating_point():
             raise UserError(f"images are {_dtype(x)}; expected uint8, or float in [0, 1]")

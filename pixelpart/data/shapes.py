@@ -183,15 +183,15 @@ def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDAr
     """Images (with `empty` without their objects), masks and labels of a split, in its order."""
     n, classes = choose(COUNTS, split, "split"), len(CLASSES)
     draw = _Draw(SEEDS[split])
-    place = draw.order(n)
+    order = draw.order(n)
     pictures = np.empty((n, 3, SIZE, SIZE), np.uint8)
     masks = np.empty((n, SIZE, SIZE), np.bool_)
     labels = np.empty(n, np.int64)
     for label in range(classes):
-        for where in np.array_split(place[label::classes], 4):  # small enough for a core's cache
-            picture, masks[where] = _render(draw, len(where), label, empty=empty)
-            pictures[where] = np.rint(np.clip(picture, 0, 1) * 255)
-            labels[where] = label
+        for positions in np.array_split(order[label::classes], 4):  # small enough for a core's cache
+            picture, masks[positions] = _render(draw, len(positions), label, empty=empty)
+            pictures[positions] = np.rint(np.clip(picture, 0, 1) * 255)
+            labels[positions] = label
     return pictures, masks, labels
 
 

@@ -39,9 +39,9 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
 def load(split: str, root: Root = None, progress: Progress = silent) -> tuple[Tensor, Tensor]:
     """uint8 images (n, 3, 32, 32) and labels (n,) of a split, digit 0 as 0; UserError if the file is not SVHN's."""
     name = choose(FILES, split, "split")
-    if (found := present(root)) is None:
+    if (files := present(root)) is None:
         raise missing("svhn", root, _by_hand(home(root)))
-    path = found[0] / name
+    path = files[0] / name
     x, y = _arrays(path, official=digest(path, "md5") == MD5[split])
     n, wrong = COUNTS[split], f"{path} is not SVHN's {name}:"
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, n) or y.size != n or y.dtype.kind not in "iuf":
@@ -81,9 +81,9 @@ def check(root: Root = None, progress: Progress = silent) -> str:
     """`verified` if the checksums are those of the official files; `unofficial` if only the counts are right."""
     for split in FILES:
         load(split, root)
-    found = present(root)
-    assert found is not None
-    official = all(digest(path, "md5") == MD5[split] for split, path in zip(FILES, found[1], strict=True))
+    files = present(root)
+    assert files is not None
+    official = all(digest(path, "md5") == MD5[split] for split, path in zip(FILES, files[1], strict=True))
     return "verified" if official else "unofficial"
 
 

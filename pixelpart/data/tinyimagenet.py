@@ -39,7 +39,7 @@ Item = tuple[Path, int, Box]
 def present(root: Root = None) -> tuple[Path, list[Path]] | None:
     """The folder, under `root` or `root` itself, and the files of both splits in it; they are not opened."""
     base = home(root)
-    folder = next((place for place in (base / FOLDER, base) if (place / "wnids.txt").is_file()), None)
+    folder = next((candidate for candidate in (base / FOLDER, base) if (candidate / "wnids.txt").is_file()), None)
     if folder is None:
         return None
     lists = [folder / "wnids.txt", folder / "val" / "val_annotations.txt"]
@@ -47,15 +47,15 @@ def present(root: Root = None) -> tuple[Path, list[Path]] | None:
     if lacking := [str(path.relative_to(folder)) for path in lists + pictures if not path.exists()]:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         raise UserError(f"{folder} lacks {', '.join(lacking[:3])}{more}")
-    return folder, lists + [Path(entry.path) for place in pictures for entry in os.scandir(place)]
+    return folder, lists + [Path(entry.path) for images in pictures for entry in os.scandir(images)]
 
 
 def list_images(split: str, root: Root = None) -> list[Item]:
     """Path, label and box of every image of a split, from the official lists; nothing is decoded."""
     read = choose({"train": _train, "test": _validation}, split, "split")
-    if (found := present(root)) is None:
+    if (files := present(root)) is None:
         raise missing("tinyimagenet", root, _by_hand(home(root)))
-    folder, _ = found
+    folder, _ = files
     items = read(folder)
     each = COUNTS[split] // len(WNIDS)
     counts = torch.bincount(torch.tensor([label for _, label, _ in items]), minlength=len(WNIDS))
@@ -90,13 +90,13 @@ def _lines(path: Path, fields: int) -> list[tuple[list[str], Box]]:
         lines = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    found = []
+    parsed = []
     for number, line in enumerate(lines, start=1):
         if len(line) != fields or "/" in line[0] or not all(word.isdecimal() for word in line[-4:]):
             raise UserError(f"{path}, line {number}: not {fields} tab-separated fields, the last four of them integers")
         left, top, right, bottom = map(int, line[-4:])
-        found.append((line[:-4], (left, top, right, bottom)))
-    return found
+        parsed.append((line[:-4], (left, top, right, bottom)))
+    return parsed
 
 
 def load(
@@ -119,8 +119,8 @@ def boxes(split: str, root: Root = None, *, skip_bad: bool = False) -> Int64[Ten
 def object_masks(split: str, root: Root = None, *, skip_bad: bool = False) -> Bool[Tensor, "n 64 64"]:
     """Whether each pixel is in the box around the object, whose corners belong to it, in the order of `load`."""
     left, top, right, bottom = boxes(split, root, skip_bad=skip_bad)[:, :, None].unbind(1)
-    place = torch.arange(SIZE)
-    rows, columns = (place >= top) & (place <= bottom), (place >= left) & (place <= right)
+    position = torch.arange(SIZE)
+    rows, columns = (position >= top) & (position <= bottom), (position >= left) & (position <= right)
     return rows[:, :, None] & columns[:, None, :]
 
 

@@ -17,16 +17,16 @@ def export(run: Run | str | Path, *, to: str, out: str | Path | None = None, che
     size, and are read back and compared with the model. `out` is by default the run's name in the current folder;
     nothing is overwritten.
     """
-    found = choose(FORMATS, to, "export format")
+    export_format = choose(FORMATS, to, "export format")
     run = Run.of(run)
     run.folder.read_config()  # a UserError if it is no run folder, before one about `path`
-    path = Path(f"{run.dir.resolve().name}{found.suffix}" if out is None else out)
+    path = Path(f"{run.dir.resolve().name}{export_format.suffix}" if out is None else out)
     try:
         if os.path.lexists(path):
             raise UserError(f"{path} exists; choose another --out, or delete it")
-        if path.suffix != found.suffix and path.suffix in {known.suffix for known in FORMATS.values()}:
+        if path.suffix != export_format.suffix and path.suffix in {known.suffix for known in FORMATS.values()}:
             raise UserError(f"--to {to} does not write {path.suffix} files; choose another --out than {path}")
-        found.write(Trained.of(run, checkpoint), path)
+        export_format.write(Trained.of(run, checkpoint), path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     return path

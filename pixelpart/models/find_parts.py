@@ -179,8 +179,8 @@ def _pooled_linear(network: fx.GraphModule, heads: list[fx.Graph], acts: Tensor)
             return None
     x = torch.randn(acts.shape, generator=torch.Generator().manual_seed(0)).to(linear.weight)
     with torch.no_grad():
-        found, expected = fx.Interpreter(network, graph=heads[0]).run(x), linear(x.mean((2, 3)))
-    return str(last.target) if torch.allclose(found, expected, rtol=1e-4, atol=1e-5) else None
+        logits, expected = fx.Interpreter(network, graph=heads[0]).run(x), linear(x.mean((2, 3)))
+    return str(last.target) if torch.allclose(logits, expected, rtol=1e-4, atol=1e-5) else None
 
 
 def is_map(value: Any, image: Tensor) -> bool:

@@ -41,9 +41,9 @@ def load_state(model: M, source: Mapping[str, Any] | Path | str) -> M:
     for name, tensor in given.items():
         own[name].copy_(tensor)
     if scaling is not None and isinstance(model, Classifier):
-        place = model.mean.device
+        device = model.mean.device
         model.set_scaling(*(tensor.flatten().tolist() for tensor in scaling))
-        model.mean, model.std = model.mean.to(place), model.std.to(place)
+        model.mean, model.std = model.mean.to(device), model.std.to(device)
     return model
 
 
@@ -54,28 +54,28 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a corrupt file can raise anything
         reason = str(error).partition(".")[0].partition("\n")[0] or type(error).__name__  # torch adds advice
         raise UserError(
             f"{path} cannot be read as tensors only ({reason}); if you trust it, load it yourself and pass the "
             "state dict"
         ) from None
-    if not isinstance(found, Mapping):
-        raise UserError(f"{path} has a {type(found).__name__}, not a state dict")
-    return found
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path} has a {type(content).__name__}, not a state dict")
+    return content
 
 
-def _find_weights(found: Mapping[str, Any], named: str) -> State:
+def _find_weights(content: Mapping[str, Any], named: str) -> State:
     """The state dict in the file of a training script."""
     for name in WEIGHT_KEYS:
-        if isinstance(found.get(name), Mapping):
-            return _find_weights(found[name], named)
-    odd = [str(name) for name, value in found.items() if not isinstance(value, Tensor)]
-    if odd or not found:
+        if isinstance(content.get(name), Mapping):
+            return _find_weights(content[name], named)
+    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if odd or not content:
         reason = f"{_few(odd)} is not a tensor" if odd else "it is empty"
         raise UserError(f"{named} is not a state dict: {reason}; weights may be under {', '.join(WEIGHT_KEYS)}")
-    return dict(found)
+    return dict(content)
 
 
 def _without_prefixes(state: State) -> list[State]:

@@ -131,12 +131,12 @@ class VisionTransformer(Classifier):
 
     def attentions(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The attention weights of each block, (b, heads, t, t), and the logits."""
-        tokens, found = self.embed(self.normalised(x)), []
+        tokens, attention = self.embed(self.normalised(x)), []
         for block in self.blocks:
             assert isinstance(block, Block)
             tokens, weights = block.attend(tokens)
-            found.append(weights)
-        return found, self.read(tokens)
+            attention.append(weights)
+        return attention, self.read(tokens)
 
 
 class Deit(VisionTransformer):

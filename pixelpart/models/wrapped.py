@@ -158,12 +158,12 @@ class WrappedTransformer(Wrapped):
 
     def attentions(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The attention weights of each block, (b, heads, t, t), and the logits."""
-        found: list[Tensor] = []
+        attention: list[Tensor] = []
         layers = [block.attn for block in self.module.blocks]  # type: ignore[union-attr]
         fused = [layer for layer in layers if getattr(layer, "fused_attn", False)]
 
         def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            found.append(output)
+            attention.append(output)
 
         handles = [layer.attn_drop.register_forward_hook(keep) for layer in layers]
         try:
@@ -175,6 +175,6 @@ class WrappedTransformer(Wrapped):
                 layer.fused_attn = True
             for handle in handles:
                 handle.remove()
-        if len(found) != len(layers):
+        if len(attention) != len(layers):
             raise UserError(f"{type(self.module).__name__} has attention layers without attn_drop")
-        return found, logits
+        return attention, logits

@@ -112,7 +112,7 @@ class RunFolder:
         A row after `epochs`, the last of the run, is corrupt. Corrupt lines and missing epochs are a UserError, unless
         `problems` is given: they are then described there, and the other rows are returned.
         """
-        rows, found = list[MetricsRow](), list[str]()
+        rows, wrong = list[MetricsRow](), list[str]()
         text = read_text(self.metrics_file, errors="replace") if self.metrics_file.exists() else ""
         for number, line in enumerate(text.splitlines(), 1):
             try:
@@ -123,17 +123,17 @@ class RunFolder:
                     raise ValueError(f"epoch {row['epoch']} of {epochs}")
                 rows.append(row)
             except ValueError as error:
-                found.append(f"line {number} is corrupt ({error})")
+                wrong.append(f"line {number} is corrupt ({error})")
         present = {row["epoch"] for row in rows}
         end = max(present | {until})
         first = 1 if not end or 1 in present else self._first_epoch()
         if missing := sorted(set(range(first, end + 1)) - present):
-            found.append(f"epochs without a row: {', '.join(map(str, missing[:10]))}{', ...' * (len(missing) > 10)}")
-        found += ["rows from before the fork"] * any(epoch < first for epoch in present)
-        if found and problems is None:
-            raise UserError(f"{self.metrics_file}: {'; '.join(found[:3])}; restore the file or train the run again")
+            wrong.append(f"epochs without a row: {', '.join(map(str, missing[:10]))}{', ...' * (len(missing) > 10)}")
+        wrong += ["rows from before the fork"] * any(epoch < first for epoch in present)
+        if wrong and problems is None:
+            raise UserError(f"{self.metrics_file}: {'; '.join(wrong[:3])}; restore the file or train the run again")
         if problems is not None:
-            problems += [f"{self.metrics_file.name}: {problem}" for problem in found]
+            problems += [f"{self.metrics_file.name}: {problem}" for problem in wrong]
         return rows
 
     def _first_epoch(self) -> int:

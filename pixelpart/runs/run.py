@@ -74,12 +74,12 @@ class Run:
             config, rows = self.config, self.metrics
         except UserError as error:
             return {"run": str(error)}
-        found = {"recipe": config.recipe, "model": config.model, "data": config.data_label, "seed": str(config.seed)}
-        found["epochs"] = f"{rows[-1]['epoch'] if rows else 0} of {config.epochs}"
+        facts = {"recipe": config.recipe, "model": config.model, "data": config.data_label, "seed": str(config.seed)}
+        facts["epochs"] = f"{rows[-1]['epoch'] if rows else 0} of {config.epochs}"
         if rows:
             last = "natural {natural:.1%}, pgd {pgd:.1%} ({measured_on} images)"
-            found["last epoch"] = last.format_map(rows[-1])
-        return found
+            facts["last epoch"] = last.format_map(rows[-1])
+        return facts
 
     def __repr__(self) -> str:
         return f"Run({str(self.dir)!r}), {'; '.join(f'{name}: {text}' for name, text in self.describe().items())}"

@@ -13,10 +13,10 @@ def choose_device(name: torch.device | str | None) -> torch.device:
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        place = torch.device(name)
-        if place.type == "meta":
+        device = torch.device(name)
+        if device.type == "meta":
             raise RuntimeError
-        return torch.empty(0, device=place).device
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, ImportError):  # hpu: torch knows the name and imports a module for it
         choices = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise UserError(f"no device {str(name)!r} here; choose from {choices}") from None

@@ -12,18 +12,18 @@ def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def group_warnings(found: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """The results that each warning is about, by its text; `found` are names of results with their warnings."""
+def group_warnings(results: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """The results that each warning is about, by its text; `results` are names of results with their warnings."""
     grouped: dict[str, dict[str, None]] = {}
-    for name, warnings in found:
+    for name, warnings in results:
         for warning in warnings:
             grouped.setdefault(warning, {})[name] = None
     return {warning: list(names) for warning, names in grouped.items()}
 
 
-def warning_lines(found: Iterable[tuple[str, Iterable[str]]], *, mark: str = "*") -> list[str]:
+def warning_lines(results: Iterable[tuple[str, Iterable[str]]], *, mark: str = "*") -> list[str]:
     """What the stars of a table mean: a line for each warning, with the names of the results that it is about."""
-    return [f"{mark} {', '.join(names)}: {warning}" for warning, names in group_warnings(found).items()]
+    return [f"{mark} {', '.join(names)}: {warning}" for warning, names in group_warnings(results).items()]
 
 
 def html_table(rows: Iterable[Sequence[object]], *, head: Sequence[str] = (), notes: Iterable[str] = ()) -> str:

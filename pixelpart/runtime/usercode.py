@@ -54,10 +54,10 @@ def load(name: str) -> Any:
 
 def load_function(name: str) -> Callable[..., Any]:
     """The function or class that `module:function` names."""
-    found = load(name)
-    if not callable(found):
-        raise UserError(f"{name} is a {type(found).__name__}; name a function")
-    return found
+    function = load(name)
+    if not callable(function):
+        raise UserError(f"{name} is a {type(function).__name__}; name a function")
+    return function
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Any:

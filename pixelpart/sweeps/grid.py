@@ -99,13 +99,13 @@ def _combinations(file: GridFile) -> list[Values]:
 def _by_name(values: Values, part: str, prefix: str = "") -> Values:
     """The values by dotted name, as in "mask.rule", which may also be written as nested tables or with dashes."""
     known = [name for name in flat(Config()) if name not in ("schema_version", "recipe", "auto")]
-    found: Values = {}
+    by_name: Values = {}
     for key, value in values.items():
         name = prefix + ("dataset" if key == "data" else key.replace("-", "_"))
         if isinstance(value, dict) and not prefix:
-            found |= _by_name(value, part, f"{name}.")
+            by_name |= _by_name(value, part, f"{name}.")
         elif name not in known:
             raise unknown(f"field in [{part}]", name, known)
         else:
-            found[name] = value
-    return found
+            by_name[name] = value
+    return by_name

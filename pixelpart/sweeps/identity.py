@@ -28,10 +28,11 @@ def identity(config: Config, *, folder: Path | None = None) -> str:
     """
     fields = canonical(config)
     if config.init_from:
-        place, epoch = parent_of(config, folder)
-        parent = RunFolder(place).read_config()
+        parent_folder, epoch = parent_of(config, folder)
+        parent = RunFolder(parent_folder).read_config()
         unforked = equivalent_unforked(config, parent, epoch)
-        fields = canonical(unforked) if unforked else fields | {"init_from": [identity(parent, folder=place), epoch]}
+        forked = fields | {"init_from": [identity(parent, folder=parent_folder), epoch]}
+        fields = canonical(unforked) if unforked else forked
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -132,5 +133,5 @@ def _first_phase(config: Config) -> Fields:
 def parent_of(config: Config, folder: Path | None) -> tuple[Path, int]:
     """The folder and the epoch that a run is forked from."""
     run, epoch = config.fork_source
-    places = [Path(run), *([folder.parent / Path(run).name] if folder else [])]
-    return next((place for place in places if (place / "config.json").exists()), places[0]), epoch
+    paths = [Path(run), *([folder.parent / Path(run).name] if folder else [])]
+    return next((path for path in paths if (path / "config.json").exists()), paths[0]), epoch

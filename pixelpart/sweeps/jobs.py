@@ -164,7 +164,7 @@ def find_finished(jobs: Iterable[Job], root: Path, say: Callable[[str], None] = 
     Of several with one id, the one with flags of the most attacks, then the first by name. `say` gets a line for each
     fork whose parent is not there, since it is then unknown which run it is.
     """
-    wanted, found = {job.id for job in jobs}, dict[str, Path]()
+    wanted, folders = {job.id for job in jobs}, dict[str, Path]()
     paths = (path.parent for path in root.rglob("config.json"))
     for path in sorted(paths, key=lambda path: (-len([*path.glob("eval/*.npy")]), path)):
         folder = RunFolder(path)
@@ -175,9 +175,9 @@ def find_finished(jobs: Iterable[Job], root: Path, say: Callable[[str], None] = 
             except UserError as error:
                 say(f"not used: {path}, a fork of {config.init_from}: {error}")
                 continue
-            if id in wanted - found.keys() and _epochs(folder) == config.epochs:
-                found[id] = path
-    return found
+            if id in wanted - folders.keys() and _epochs(folder) == config.epochs:
+                folders[id] = path
+    return folders
 
 
 def _epochs(folder: RunFolder) -> int:

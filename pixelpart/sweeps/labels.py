@@ -29,10 +29,10 @@ def describe(jobs: Sequence[Job]) -> dict[str, str]:
 
 def arms(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     """Jobs that differ only in their seed, by the other fields in which jobs differ."""
-    found: dict[str, list[Job]] = {}
+    groups: dict[str, list[Job]] = {}
     for job, fields in zip(jobs, differing(jobs), strict=True):
-        found.setdefault(_label(fields, seed=False) or job.config.recipe, []).append(job)
-    return found
+        groups.setdefault(_label(fields, seed=False) or job.config.recipe, []).append(job)
+    return groups
 
 
 def differing_runs(configs: Mapping[Path, Config]) -> dict[Path, Row]:
@@ -53,8 +53,8 @@ def settings_of_runs(configs: Mapping[Path, Config]) -> dict[Path, str]:
     recipes: dict[str, dict[Path, Config]] = {}
     for path, config in configs.items():
         recipes.setdefault(config.recipe, {})[path] = config
-    found = [differing_runs(group).items() for group in recipes.values()]
-    return {path: _label(fields, seed=False) for group in found for path, fields in group}
+    groups = [differing_runs(group).items() for group in recipes.values()]
+    return {path: _label(fields, seed=False) for group in groups for path, fields in group}
 
 
 def _label(fields: Row, *, seed: bool = True) -> str:

@@ -26,13 +26,14 @@ def sweep(
     share the jobs, each with a GPU of its own if possible, and compute with `threads` CPU threads, or as many as the
     grid says. On "slurm" the jobs are submitted, and what is there so far is returned at once.
     """
-    found = grid if isinstance(grid, Grid) else read_grid(Path(grid))
-    check_values(found.jobs, Path(out))
+    if not isinstance(grid, Grid):
+        grid = read_grid(Path(grid))
+    check_values(grid.jobs, Path(out))
     run_jobs(
-        found.jobs, Path(out), workers=workers, threads=threads or found.threads, device=device, on=on,
-        slurm=found.slurm, screen=screen,
+        grid.jobs, Path(out), workers=workers, threads=threads or grid.threads, device=device, on=on,
+        slurm=grid.slurm, screen=screen,
     )  # fmt: skip
-    return table_of(found, Path(out))
+    return table_of(grid, Path(out))
 
 
 def check_values(jobs: Sequence[Job], out: Path) -> None:

@@ -106,11 +106,11 @@ def attack_specs(columns: Iterable[str]) -> "dict[str, AttackSpec]":
     """The attacks among the columns, by name, without natural."""
     from pixelpart.evaluation.attack_spec import parse_attack
 
-    found = {}
+    specs = {}
     for name in columns:
         with contextlib.suppress(UserError):
-            found[name] = parse_attack(name)
-    return {name: spec for name, spec in found.items() if spec.kind != "natural"}
+            specs[name] = parse_attack(name)
+    return {name: spec for name, spec in specs.items() if spec.kind != "natural"}
 
 
 def read_table(jobs: Sequence[Job], folders: Mapping[str, Path]) -> SweepTable:
@@ -133,25 +133,25 @@ def read_table(jobs: Sequence[Job], folders: Mapping[str, Path]) -> SweepTable:
 
 def _entries(job: Job, folder: Path | None) -> dict[str, Entry | None]:
     """The result of each attack."""
-    found = current_entries(folder) if folder else []
-    return {attack: find_entry(job, attack, found) for attack in job.attacks}
+    entries = current_entries(folder) if folder else []
+    return {attack: find_entry(job, attack, entries) for attack in job.attacks}
 
 
-def _mean(attack: str, found: Sequence[tuple[Path, Entry]]) -> Row:
+def _mean(attack: str, entries: Sequence[tuple[Path, Entry]]) -> Row:
     """The mean accuracy of runs, folder and entry of each; its interval if all have flags of as many images."""
     import numpy as np
 
     from pixelpart.comparison.intervals import accuracy_interval
     from pixelpart.evaluation.store import read_flags
 
-    flags = [read_flags(folder, entry) for folder, entry in found]
+    flags = [read_flags(folder, entry) for folder, entry in entries]
     known, low, high = [one for one in flags if one is not None], None, None
     if len(known) == len(flags) and len(set(map(len, known))) == 1:
         ends = accuracy_interval(np.stack(known))
         low, high = max(0.0, ends[0] / 100), min(1.0, ends[1] / 100)
-    warnings = dict.fromkeys(warning for _, entry in found for warning in entry.get("warnings", []))
+    warnings = dict.fromkeys(warning for _, entry in entries for warning in entry.get("warnings", []))
     return {
-        attack: fmean(entry["accuracy"] for _, entry in found), f"{attack} low": low, f"{attack} high": high,
+        attack: fmean(entry["accuracy"] for _, entry in entries), f"{attack} low": low, f"{attack} high": high,
         f"{attack} warnings": list(warnings),
     }  # fmt: skip
 
@@ -161,7 +161,7 @@ def _results(job: Job, folder: Path | None, entries: Mapping[str, Entry | None])
 
     For an attack: its accuracy, the ends of the interval, the number of images, eps (but of natural), and warnings.
     """
-    found: Row = {}
+    measured: Row = {}
     specs = attack_specs(job.attacks)
     problems: list[str] = []
     metrics = RunFolder(folder).read_metrics(problems) if folder else []
@@ -170,16 +170,16 @@ def _results(job: Job, folder: Path | None, entries: Mapping[str, Entry | None])
     for attack in job.attacks:
         entry = entries[attack] or {}
         low, high = entry.get("interval", (None, None))
-        found |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
-        found[f"{attack} n"] = entry.get("n")
+        measured |= {attack: entry.get("accuracy"), f"{attack} low": low, f"{attack} high": high}
+        measured[f"{attack} n"] = entry.get("n")
         if attack in specs:
             eps = specs[attack].eps
-            found[f"{attack} eps"] = write_fraction(eps) if specs[attack].norm == "linf" else eps
-        found[f"{attack} warnings"] = entry.get("warnings", [])
+            measured[f"{attack} eps"] = write_fraction(eps) if specs[attack].norm == "linf" else eps
+        measured[f"{attack} warnings"] = entry.get("warnings", [])
         seconds += entry.get("seconds", 0.0)
     done = {"epochs": metrics[-1]["epoch"] if metrics else 0, "budget": None if budget is None else round(budget, 2)}
     done |= {"checkpoint": job.checkpoint, "split": job.split}
-    return {**done, **found, "seconds": round(seconds, 1)}
+    return {**done, **measured, "seconds": round(seconds, 1)}
 
 
 def find_entry(job: Job, attack: str, entries: Iterable[Entry]) -> Entry | None:

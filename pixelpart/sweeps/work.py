@@ -67,10 +67,10 @@ class JobFiles:
     def read_done(self) -> list[dict[str, Any]]:
         """The requests that are done; those of a file that cannot be read are done again."""
         try:
-            found = parse_json(read_text(self.done))
+            requests = parse_json(read_text(self.done))
         except (OSError, ValueError):
             return []
-        return [_without_default(request) for request in found] if isinstance(found, list) else []
+        return [_without_default(request) for request in requests] if isinstance(requests, list) else []
 
     def add_done(self, job: Job) -> None:
         before = [request for request in self.read_done() if request != job.request]
@@ -186,8 +186,8 @@ def _evaluate(run: Run, job: Job, files: JobFiles, device: str | None, screen: S
     for name in job.measures:
         module, _, function = name.partition(":")
         if not (path := files.measure(name)).exists():
-            found = getattr(importlib.import_module(module), function)(run, job, device)
-            atomic_write(path, json.dumps(found) + "\n")
+            value = getattr(importlib.import_module(module), function)(run, job, device)
+            atomic_write(path, json.dumps(value) + "\n")
 
 
 def _free_memory() -> None:
