@@ -42,8 +42,8 @@ class ReportedArm(Marked):
     @property
     def budget(self) -> float | None:
         """The mean over the runs."""
-        found = [run.budget for run in self.runs if run.budget is not None]
-        return fmean(found) if found else None
+        budgets = [run.budget for run in self.runs if run.budget is not None]
+        return fmean(budgets) if budgets else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,8 @@ class Column:
     @property
     def steps(self) -> tuple[str, int, str] | None:
         """Kind, steps and restarts of a step attack: pgd, 20, x5."""
-        found = STEPPED.fullmatch(self.base) if "steps" in self.settings else None
-        return (found[1], int(found[2]), found[3] or "") if found else None
+        match = STEPPED.fullmatch(self.base) if "steps" in self.settings else None
+        return (match[1], int(match[2]), match[3] or "") if match else None
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class ArmResults:
     def robust(self) -> Column | None:
         """The attack that plots show: at the eps of most results, run on most models, and lowering accuracy most."""
         every = [run.values for group in self.results.runs.values() for run in group]
-        found = {c: [v[c.key] for v in every if c.key in v] for c in self.columns.values() if c.bounds_pixels}
-        at = Counter({c.eps: 0 for c in found})
-        for column, values in found.items():
+        accuracies = {c: [v[c.key] for v in every if c.key in v] for c in self.columns.values() if c.bounds_pixels}
+        at = Counter({c.eps: 0 for c in accuracies})
+        for column, values in accuracies.items():
             at[column.eps] += len(values)
         eps = max(at, key=lambda e: (at[e], e == DEFAULT_EPS), default=None)
-        here = {c: values for c, values in found.items() if c.eps == eps}
+        here = {c: values for c, values in accuracies.items() if c.eps == eps}
         return max(here, key=lambda c: (len(here[c]), -fmean(here[c])), default=None)
 
 
@@ -193,16 +193,16 @@ def collect(arms: Sequence[ReportedArm]) -> ArmResults:
     every = [(run, m, Column.of(m)) for arm in arms for run in arm.runs for m in run.measurements]
     contexts = Counter(_context(m) for _, m, _ in every)
     chosen = max(contexts, key=lambda c: (contexts[c], c[0] == "best"), default=None)
-    every = [found for found in every if _context(found[1]) == chosen]
+    every = [(run, m, column) for run, m, column in every if _context(m) == chosen]
     conditions: dict[str, Counter[tuple]] = {}
     for _, m, column in every:
         conditions.setdefault(column.key, Counter())[_condition(m)] += 1
-    sizes = Counter(n for found in conditions.values() for n in {c[0] for c in found})
-    usual = {key: max(found, key=lambda c: (found[c], sizes[c[0]], c[0])) for key, found in conditions.items()}
+    sizes = Counter(n for counts in conditions.values() for n in {c[0] for c in counts})
+    usual = {key: max(counts, key=lambda c: (counts[c], sizes[c[0]], c[0])) for key, counts in conditions.items()}
     columns: dict[str, Column] = {}
     cells: dict[Path, dict[str, Measurement]] = {}
     labels: dict[str, NDArray[Any]] = {}
-    for run, m, column in sorted(every, key=lambda found: found[2].base != "natural"):
+    for run, m, column in sorted(every, key=lambda item: item[2].base != "natural"):
         if _condition(m) == usual[column.key]:
             columns.setdefault(column.key, column)
             cells.setdefault(run.path, {})[column.key] = m  # the newest is the last

@@ -90,10 +90,10 @@ def run_commands(run: ReportedRun, rows: Sequence[ResultRow]) -> dict[str, Any]:
                 continue
             seen.add(id(m))
             groups.setdefault((number, m.n, m.engine, m.gradients), []).append(m)
-    found = [evaluate_command(run.config, run.path, group) for group in groups.values()]
+    evaluations = [evaluate_command(run.config, run.path, group) for group in groups.values()]
     return {
-        "commands": [train_command(run.config, run.path), *(command for command in found if command)],
-        "given": not all(found),
+        "commands": [train_command(run.config, run.path), *(command for command in evaluations if command)],
+        "given": not all(evaluations),
         "machines": list(dict.fromkeys(m.machine for row in rows for m in row.cells.values() if m.machine)),
     }
 

@@ -56,7 +56,7 @@ def compare_runs(table: Sequence[ResultRow]) -> list[Pair]:
             other = groups.setdefault(key, {}).get(row.run)
             if other is None or (m.epoch or 0, m.n) > (other.epoch or 0, other.n):
                 groups[key][row.run] = m
-    found = []
+    pairs_found = []
     for key in sorted(groups, key=lambda key: key[0] != "natural"):
         attack, checkpoint, dataset, split, eps = key
         ranked = sorted(groups[key].items(), key=lambda item: -item[1].accuracy)
@@ -68,8 +68,8 @@ def compare_runs(table: Sequence[ResultRow]) -> list[Pair]:
         for high, low in pairs:
             if not {high[0], low[0]} <= grouped:
                 accuracies = ", ".join(f"{run.label} {percent(m.accuracy)}" for run, m in (high, low))
-                found.append(Pair(attack, conditions, f"{accuracies}. {difference(high, low)}"))
-    return found
+                pairs_found.append(Pair(attack, conditions, f"{accuracies}. {difference(high, low)}"))
+    return pairs_found
 
 
 def difference(high: RunMeasurement, low: RunMeasurement, where: str = "") -> str:
@@ -97,21 +97,21 @@ def group_by_method(runs: Iterable[ReportedRun]) -> list[list[ReportedRun]]:
     return several if len(several) > 1 else []
 
 
-def compare_methods(found: ArmResults) -> list[Pair]:
+def compare_methods(measured: ArmResults) -> list[Pair]:
     """Each two arms with several seeds, by checkpoint and attack; of many, each with the most robust one."""
-    runs = {arm.label: [run for run in arm.runs if run.measurements] for arm in found.arms}
-    arms = [arm for arm in found.arms if len(runs[arm.label]) > 1]
+    runs = {arm.label: [run for run in arm.runs if run.measurements] for arm in measured.arms}
+    arms = [arm for arm in measured.arms if len(runs[arm.label]) > 1]
     pairs: Iterable = itertools.combinations(arms, 2)
-    if len(arms) > MAX_ALL_PAIRS and (robust := found.robust):
-        means = {arm.label: cell.mean for arm in arms if (cell := found.cell(arm, robust))}
+    if len(arms) > MAX_ALL_PAIRS and (robust := measured.robust):
+        means = {arm.label: cell.mean for arm in arms if (cell := measured.cell(arm, robust))}
         best = max(arms, key=lambda arm: means.get(arm.label, -1.0))
         pairs = ((best, other) for other in arms if other is not best)
     pairs_found = []
     for one, other in pairs:
         groups = {arm.label: [run.path for run in runs[arm.label]] for arm in (one, other)}
-        measured = [m for arm in (one, other) for run in runs[arm.label] for m in run.measurements]
+        measurements = [m for arm in (one, other) for run in runs[arm.label] for m in run.measurements]
         splits = {"given": "test"}
-        for checkpoint, split in dict.fromkeys((m.checkpoint, splits.get(m.split, m.split)) for m in measured):
+        for checkpoint, split in dict.fromkeys((m.checkpoint, splits.get(m.split, m.split)) for m in measurements):
             try:
                 result = comparing.compare(groups, checkpoint=checkpoint, split=split)
             except UserError as error:
@@ -136,22 +136,22 @@ def _method_pair(result: comparing.Comparison, row: comparing.ComparisonRow) -> 
     return Pair(row.attack, f"{result.checkpoint} checkpoint, {images}{at}", verdict)
 
 
-def arms_summary(found: ArmResults) -> str:
-    """The headline about methods with several seeds: the mean accuracy of each, natural and under `found.robust`."""
-    robust, natural = found.robust, found.natural
-    if robust is None or natural is None or all(len(arm.runs) == 1 for arm in found.arms):
+def arms_summary(measured: ArmResults) -> str:
+    """The headline about methods with several seeds: the mean accuracy of each, natural and under `measured.robust`."""
+    robust, natural = measured.robust, measured.natural
+    if robust is None or natural is None or all(len(arm.runs) == 1 for arm in measured.arms):
         return ""
     means: list[tuple[float, str]] = []
-    for arm in found.arms:
-        clean, attacked = (found.cell(arm, column) for column in (natural, robust))
+    for arm in measured.arms:
+        clean, attacked = (measured.cell(arm, column) for column in (natural, robust))
         if clean and attacked:
             seeds = count(len(attacked.values), "seed")
             both = f"{_with_interval(clean)} and {_with_interval(attacked)}"
             means.append((attacked.mean, f"“{arm.label}” {both} ({seeds})"))
     if len(means) > MOST_IN_HEADLINE:
         return ""
-    ranked = "; ".join(text for _, text in sorted(means, key=lambda one: -one[0]))
-    return f"Mean accuracy, natural and under {robust.name} ({found.context}): {ranked}."
+    ranked = "; ".join(text for _, text in sorted(means, key=lambda pair: -pair[0]))
+    return f"Mean accuracy, natural and under {robust.name} ({measured.context}): {ranked}."
 
 
 def _with_interval(cell: Cell) -> str:

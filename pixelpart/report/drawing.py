@@ -46,14 +46,14 @@ def colour_of(marked: Marked) -> str:
     return plots.COLOURS[marked.colour]
 
 
-def is_comparison(found: ArmResults, arms: Sequence[ReportedArm]) -> bool:
+def is_comparison(measured: ArmResults, arms: Sequence[ReportedArm]) -> bool:
     """Whether these arms are enough for a plot, one only if there is no other, and not too many for it."""
-    return min(2, len(found.arms)) <= len(arms) <= MAX_LINES
+    return min(2, len(measured.arms)) <= len(arms) <= MAX_LINES
 
 
-def bars_caption(found: ArmResults, arms: Sequence[ReportedArm], *columns: Column) -> str:
+def bars_caption(measured: ArmResults, arms: Sequence[ReportedArm], *columns: Column) -> str:
     """What the bars of a plot are, and the number of seeds and images."""
-    cells = [found.cell(arm, column) for arm in arms for column in columns]
+    cells = [measured.cell(arm, column) for arm in arms for column in columns]
     seeds = sorted({len(cell.values) for cell in cells if cell})
     over = "over images" if seeds == [1] else "over seeds and images" + " (one seed: over images)" * (seeds[0] == 1)
     number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"

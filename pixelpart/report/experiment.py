@@ -76,18 +76,18 @@ class ReportedExperiment:
 
 def experiment_content(folder: Path) -> dict[str, Any]:
     """The variables of experiment.html for one experiment; those of its runs that are still there are shown too."""
-    found = read_experiment(folder)
-    return {"experiments": [found], "lead": "", **_runs(found)}
+    experiment = read_experiment(folder)
+    return {"experiments": [experiment], "lead": "", **_runs(experiment)}
 
 
 def experiments_content(folder: Path) -> dict[str, Any]:
     """The variables of experiment.html for all experiments of a folder, in the order of `pixelpart experiment`."""
-    names = list(EXPERIMENTS)
-    found = [read_experiment(path.parent) for path in sorted(folder.glob("*/result.json"))]
-    found.sort(key=lambda one: names.index(one.record.experiment) if one.record.experiment in names else len(names))
+    experiments = [read_experiment(path.parent) for path in sorted(folder.glob("*/result.json"))]
+    order = {name: number for number, name in enumerate(EXPERIMENTS)}
+    experiments.sort(key=lambda experiment: order.get(experiment.record.experiment, len(order)))
     return {
-        "experiments": found,
-        "lead": f"{count(len(found), 'experiment')}: figures, tables, the paper's numbers.",
+        "experiments": experiments,
+        "lead": f"{count(len(experiments), 'experiment')}: figures, tables, the paper's numbers.",
         "runs": [],
     }
 
@@ -124,15 +124,15 @@ def _cells(line: str) -> list[str]:
     return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
 
 
-def _runs(found: ReportedExperiment) -> dict[str, Any]:
+def _runs(experiment: ReportedExperiment) -> dict[str, Any]:
     """Arms with the runs that are still there: where result.json says, or in the runs next to the experiment."""
     arms: list[ReportedArm] = []
-    for label, arm in found.record.arms.items():
-        if paths := [path for run in arm.runs if (path := _find_run(found.folder, Path(run)))]:
+    for label, arm in experiment.record.arms.items():
+        if paths := [path for run in arm.runs if (path := _find_run(experiment.folder, Path(run)))]:
             arms.append(ReportedArm(label, read_runs(paths), len(arms)))
     return runs_content(collect(arms), varying([run for arm in arms for run in arm.runs])) if arms else {"runs": []}
 
 
 def _find_run(folder: Path, path: Path) -> Path | None:
-    places = (path, folder.parent / "runs" / path.name)
-    return next((place for place in places if (place / "config.json").exists()), None)
+    candidates = (path, folder.parent / "runs" / path.name)
+    return next((found for found in candidates if (found / "config.json").exists()), None)

@@ -66,11 +66,11 @@ class Explanation:
         """(n, 2, classes) before and after the attack; NaN where an older file does not have them."""
         if f"{prefix}probabilities" in self.arrays:
             return self.arrays[f"{prefix}probabilities"]
-        found = np.full((len(self.record.images), 2, len(self.record.classes)), np.nan)
+        probabilities = np.full((len(self.record.images), 2, len(self.record.classes)), np.nan)
         for row, image in enumerate(self.record.images):
             for when, prediction in enumerate((image.natural, image.adversarial)):
-                found[row, when, prediction.label] = prediction.confidence
-        return found
+                probabilities[row, when, prediction.label] = prediction.confidence
+        return probabilities
 
     def check(self) -> None:
         """ValueError if the two files do not match."""
@@ -92,12 +92,12 @@ def read_explanation(run: ReportedRun) -> Explanation | None:
     try:
         if (path := run.path / "explain.safetensors").exists() and not path.is_file():
             raise OSError(f"{path.name} is not a regular file")
-        found = Explanation(record, load_file(path))
-        found.check()
+        explanation = Explanation(record, load_file(path))
+        explanation.check()
     except (SafetensorError, OSError, ValueError) as error:
         run.notes.append(f"no pictures: {error}; run `{run.run.command('explain')}` again")
         return None
-    return found
+    return explanation
 
 
 def budget_range(runs: Sequence[ReportedRun]) -> tuple[float, float] | None:

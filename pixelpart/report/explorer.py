@@ -58,7 +58,7 @@ def explorer_data(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
     sets: dict[SetKey, Pictured] = {}
     keys = {run: add_images(sets, run.explanation) for run in runs if run.explanation}
     ids = iter(unique_names([str(index) for images in sets.values() for index, _ in images]))
-    found = []
+    run_objects = []
     for run in runs:
         about = {"label": run.label, "colour": run.colour, "mark": run.mark}
         if run.explanation:
@@ -66,14 +66,14 @@ def explorer_data(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
             about |= run_data(run, run.explanation, scale) | {"set": list(sets).index(key)}
             rows = {image: row for row, image in enumerate(images)}
             about["rows"] = [rows.get(image, -1) for image in sets[key]]
-        found.append({"set": None, "states": [], "flags": []} | about)
+        run_objects.append({"set": None, "states": [], "flags": []} | about)
     return {
         "budget": scale,
         "change_levels": CHANGE_LEVELS,
         "top_classes": TOP_CLASSES,
         "colours": {name: colour_table(table) for name, table in pictures.COLOUR_MAPS.items()},
         "sets": [set_data(*key, images) | {"ids": [next(ids) for _ in images]} for key, images in sets.items()],
-        "runs": found,
+        "runs": run_objects,
     }
 
 
@@ -137,25 +137,26 @@ def top_classes(probabilities: np.ndarray, labels: Sequence[int]) -> np.ndarray:
             order[row, -1] = label
     both = np.take_along_axis(probabilities, order[:, None], axis=2)
     units = np.where(np.isnan(both), UNKNOWN, np.rint(np.nan_to_num(both) * 10_000))
-    found = np.full((len(labels), TOP_CLASSES, 3), UNKNOWN, dtype="<u2")
-    found[:, : order.shape[1]] = np.stack([order, units[:, 0], units[:, 1]], axis=2)
-    return found
+    shown = np.full((len(labels), TOP_CLASSES, 3), UNKNOWN, dtype="<u2")
+    shown[:, : order.shape[1]] = np.stack([order, units[:, 0], units[:, 1]], axis=2)
+    return shown
 
 
 def known_flags(run: ReportedRun, explanation: Explanation) -> list[dict[str, str]]:
     """For each attack that `evaluate` ran on the explained checkpoint: 1 right, 0 wrong, - unknown, for each image."""
     record = explanation.record
     dataset = record.dataset or run.config.data_label
-    found: dict[str, tuple[int, str]] = {}
+    flags_by_attack: dict[str, tuple[int, str]] = {}
     for m in run.measurements:
         if m.attack == "natural" or (m.checkpoint, m.dataset, m.split) != (record.checkpoint, dataset, "test"):
             continue
         if m.epoch != record.epoch or m.entry.get("subject") or (flags := read_flags(run.path, m.entry)) is None:
             continue
         name = m.column if m.own_eps or m.eps == record.eps else f"{m.column} at {fraction(m.eps)}"
-        if m.n > found.get(name, (0, ""))[0]:
-            found[name] = m.n, "".join(str(int(flags[i.index])) if i.index < m.n else "-" for i in record.images)
-    return [{"name": name, "values": values} for name, (_, values) in found.items()]
+        if m.n > flags_by_attack.get(name, (0, ""))[0]:
+            known = "".join(str(int(flags[i.index])) if i.index < m.n else "-" for i in record.images)
+            flags_by_attack[name] = m.n, known
+    return [{"name": name, "values": values} for name, (_, values) in flags_by_attack.items()]
 
 
 # -- bytes
@@ -188,8 +189,8 @@ def colour_bar(name: str) -> str:
 def unique_names(names: Sequence[str]) -> list[str]:
     """The names, with .2, .3, ... after those that were there before."""
     seen: dict[str, int] = {}
-    found = []
+    unique = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
-    return found
+        unique.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    return unique

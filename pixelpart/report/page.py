@@ -11,13 +11,13 @@ from markupsafe import Markup
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.obfuscation import SCHEMA
 from pixelpart.files import atomic_write
-from pixelpart.report import checks, commands, comparisons, explorer, formatting, table
+from pixelpart.report import commands, comparisons, explorer, formatting, table
 from pixelpart.report.arms import collect, find_arms
-from pixelpart.report.checks import CheckRecord
 from pixelpart.report.experiment import experiment_content, experiments_content
 from pixelpart.report.explanation import NO_PICTURES
 from pixelpart.report.run import ReportedRun, read_runs, shared_settings
 from pixelpart.report.sweep import sweep_content
+from pixelpart.report.table import CheckRecord
 from pixelpart.runtime.tables import group_warnings
 
 HERE = Path(__file__).parent
@@ -84,25 +84,25 @@ def page_content(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     from pixelpart.report import curves, plots  # import matplotlib
 
     rows = [row for run in runs for row in table.result_rows(run)]
-    found = collect(find_arms(runs))
+    measured = collect(find_arms(runs))
     if not any(run.explanation for run in runs):  # the section of the pictures says so, once
         for run in runs:
             run.notes[:] = [note for note in run.notes if not note.startswith(NO_PICTURES)]
     pixels = explorer.section(runs)
     return {
         "lead": lead(runs, images=pixels["explorer"]["images"]),
-        "summary": comparisons.summary(rows, found),
+        "summary": comparisons.summary(rows, measured),
         "attacks": table.columns(runs),
         "rows": rows,
         "warnings": group_warnings(
             (f"{row.run.label}, {attack}", m.warnings) for row in rows for attack, m in row.cells.items()
         ),
         "checked": [(run, check) for run in runs if (check := run.read_record("check.json", SCHEMA, CheckRecord))],
-        "corrupted": [row for run in runs for row in checks.corruption_rows(run)],
+        "corrupted": [row for run in runs for row in table.corruption_rows(run)],
         "about_models": f"{comparisons.ABOUT_MODELS} {comparisons.ABOUT_SEEDS}",
         "run_pairs": comparisons.compare_runs(rows),
-        "method_pairs": comparisons.compare_methods(found),
-        **plots.plot_section(found),
+        "method_pairs": comparisons.compare_methods(measured),
+        **plots.plot_section(measured),
         "panels": curves.draw_panels(runs),
         "measured": curves.measured_on(runs),
         **pixels,
@@ -125,22 +125,22 @@ def lead(runs: Sequence[ReportedRun], *, images: int) -> str:
 
 def on_object(run: ReportedRun) -> str:
     """The share of the high budget on the object, compared with the object's share of the area."""
-    found = run.explanation.record.object if run.explanation else None
-    if found is None:
+    overlap = run.explanation.record.object if run.explanation else None
+    if overlap is None:
         return ""
     percent = functools.partial(formatting.percent, digits=1)
-    over = f" (over {found.n:,} test images)" if found.n else ""
-    area = f"the object covers {percent(found.object_area)} of the area{over}"
-    share = found.high_budget_on_object
+    over = f" (over {overlap.n:,} test images)" if overlap.n else ""
+    area = f"the object covers {percent(overlap.object_area)} of the area{over}"
+    share = overlap.high_budget_on_object
     if run.config.mask.rule == "none" or share is None:
         text = f"{area}, and the budget is the same at all pixels"
     else:
-        ratio = share / found.object_area if found.object_area else 1.0
+        ratio = share / overlap.object_area if overlap.object_area else 1.0
         text = f"{percent(share)} of the high-budget pixels are on the object; {area}: {ratio:.1f} times its share"
-    if found.heat_on_object is not None:
-        text += f". {percent(found.heat_on_object)} of the heat is on the object"
-    if found.dead:
-        text += f". {formatting.count(found.dead, 'image')} with a heat map of zeros left out"
+    if overlap.heat_on_object is not None:
+        text += f". {percent(overlap.heat_on_object)} of the heat is on the object"
+    if overlap.dead:
+        text += f". {formatting.count(overlap.dead, 'image')} with a heat map of zeros left out"
     return f"{text}."
 
 

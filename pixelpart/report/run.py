@@ -168,7 +168,7 @@ class ReportedRun(Marked):
 
     def read_measurements(self, file: str) -> list[Measurement]:
         """The entries of a result file that can be shown."""
-        found = []
+        measurements = []
         try:
             entries = current_entries(self.path, file, self.notes)
         except UserError as error:
@@ -176,10 +176,10 @@ class ReportedRun(Marked):
             return []
         for entry in entries:
             try:
-                found.append(Measurement.model_validate(entry | {"entry": entry}))
+                measurements.append(Measurement.model_validate(entry | {"entry": entry}))
             except ValidationError as error:
                 self.notes.append(f"{file}: an entry is not shown ({validation_message(error)})")
-        return found
+        return measurements
 
     def read_record(self, name: str, schema: int, kind: type[R]) -> R | None:
         """The content of a JSON file, or None if it is missing or unusable."""

@@ -26,31 +26,33 @@ def sweep_content(folder: Path) -> dict[str, Any]:
     return {"lead": lead(arms), "shared": shared, **runs_content(collect(arms), fields)}
 
 
-def runs_content(found: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, Any]:
+def runs_content(measured: ArmResults, fields: Mapping[Path, Fields]) -> dict[str, Any]:
     """The variables of the sections that sweeps and experiments share."""
     from pixelpart.report import curves, plots  # import matplotlib
 
-    for arm in found.arms:
+    for arm in measured.arms:
         for run in arm.runs:
             run.label, run.place = f"{arm.label} seed={run.config.seed}", arm.place
-    runs = [run for arm in found.arms for run in arm.runs]
+    runs = [run for arm in measured.arms for run in arm.runs]
     results = {
-        run: result for arm in found.arms for run, result in zip(arm.runs, found.results.runs[arm.label], strict=True)
+        run: result
+        for arm in measured.arms
+        for run, result in zip(arm.runs, measured.results.runs[arm.label], strict=True)
     }
     return {
-        "arms": [(arm, arm_cells(found, arm)) for arm in found.arms],
-        "columns": list(found.columns.values()),
+        "arms": [(arm, arm_cells(measured, arm)) for arm in measured.arms],
+        "columns": list(measured.columns.values()),
         "fields": list(fields[runs[0].path]),
-        "context": found.context,
-        **plots.plot_section(found),
-        "method_pairs": comparisons.compare_methods(found),
+        "context": measured.context,
+        **plots.plot_section(measured),
+        "method_pairs": comparisons.compare_methods(measured),
         "run_pairs": [],
         "runs": runs,
         "fields_of": {run: fields[run.path] for run in runs},
         "values_of": {run: result.values for run, result in results.items()},
         "warnings_of": {run: result.warnings for run, result in results.items()},
         "warnings": group_warnings(
-            (f"{run.label}, {found.columns[key].name}", warnings)
+            (f"{run.label}, {measured.columns[key].name}", warnings)
             for run, result in results.items()
             for key, warnings in result.warnings.items()
         ),
@@ -77,9 +79,9 @@ def _order(value: Any) -> tuple[int, float, str]:
         return 1, 0.0, str(value)
 
 
-def arm_cells(found: ArmResults, arm: ReportedArm) -> dict[str, dict[str, Any]]:
+def arm_cells(measured: ArmResults, arm: ReportedArm) -> dict[str, dict[str, Any]]:
     """Mean and interval, as fractions, number of seeds and warnings, by the key of the column."""
-    cells = {key: found.cell(arm, column) for key, column in found.columns.items()}
+    cells = {key: measured.cell(arm, column) for key, column in measured.columns.items()}
     return {
         key: {
             "mean": cell.mean / 100,

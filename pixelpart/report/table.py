@@ -1,10 +1,15 @@
-"""The results of eval.json as rows and columns."""
+"""Results as rows: those of eval.json and of corruptions.json; and the verdicts of check.json."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pixelpart.report.formatting import count, describe_eps, describe_images, fraction
-from pixelpart.report.run import Measurement, ReportedRun
+import numpy as np
+from pydantic import Field
+
+from pixelpart.evaluation.corruptions import FILE, mean_accuracy
+from pixelpart.evaluation.store import read_flags
+from pixelpart.report.formatting import count, describe_eps, describe_images, fraction, percent
+from pixelpart.report.run import JsonRecord, Measurement, ReportedRun
 
 
 @dataclass
@@ -95,3 +100,69 @@ def _add_remarks(run: ReportedRun, rows: list[ResultRow]) -> None:
             row.remarks.append(f"step size {fraction(first.step_size)}")
         if first.precision != "fp32":
             row.remarks.append(first.precision)
+
+
+# -- corruptions and checks
+
+
+class BehaviourRecord(JsonRecord):
+    name: str
+    found: str
+    verdict: str
+
+
+class CheckRecord(JsonRecord):
+    """check.json."""
+
+    verdict: str
+    checkpoint: str | None = None
+    eps: float
+    n: int
+    behaviours: tuple[BehaviourRecord, ...] = Field(min_length=1)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CorruptionRow:
+    """One checkpoint on corrupted images: the mean over all corruptions, with an interval if all flags are stored."""
+
+    run: ReportedRun
+    measurement: Measurement
+    clean: Measurement | None
+    accuracy: float
+    interval: Sequence[float] | None
+    corruptions: str
+    lowest: str
+
+
+def corruption_rows(run: ReportedRun) -> list[CorruptionRow]:
+    """A row for each checkpoint, number of images and source of the corrupted images."""
+    groups: dict[tuple, dict[tuple[str, int], Measurement]] = {}
+    clean: dict[tuple, Measurement] = {}
+    for m in run.read_measurements(FILE):
+        name, severity = str(m.settings.get("corruption")), int(m.settings.get("severity", 0))
+        context = m.checkpoint, m.epoch, m.weights, m.dataset, m.n
+        if severity == 0:
+            clean[context] = m
+        else:
+            groups.setdefault((*context, m.settings.get("source")), {})[name, severity] = m
+    return [_corruption_row(run, cells, clean.get(key[:-1])) for key, cells in groups.items()]
+
+
+def _corruption_row(
+    run: ReportedRun, cells: dict[tuple[str, int], Measurement], clean: Measurement | None
+) -> CorruptionRow:
+    names, severities = sorted({name for name, _ in cells}), sorted({severity for _, severity in cells})
+    by_name = {name: float(np.mean([m.accuracy for (n, _), m in cells.items() if n == name])) for name in names}
+    worst = min(by_name, key=lambda name: by_name[name])
+    accuracy, interval = float(np.mean([m.accuracy for m in cells.values()])), None
+    flags = [read_flags(run.path, m.entry) for m in cells.values()]
+    known = [array for array in flags if array is not None]
+    if len(known) == len(flags):
+        accuracy, *interval = mean_accuracy(np.stack(known))
+    first = next(iter(cells.values()))
+    levels = f"{count(len(names), 'corruption')} at severity {', '.join(map(str, severities))}"
+    return CorruptionRow(
+        run, first, clean, accuracy, interval, f"{levels}, {first.settings.get('source')}",
+        f"{worst} {percent(by_name[worst])}",
+    )  # fmt: skip
