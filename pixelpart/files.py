@@ -24,7 +24,6 @@ from pixelpart.errors import UserError
 
 # what flock fails with on a file system without locks, such as some mounts of Lustre, NFS and FUSE
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-MOST_DOTS = 3000  # of a key in TOML: time and memory of tomllib grow with their square
 MOST_BYTES = 1 << 29  # of a text file: metrics.jsonl has 500 bytes an epoch
 NOTICE = 10.0  # seconds of waiting before a line says for whom
 
@@ -85,8 +84,6 @@ def parse_json(text: str) -> Any:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The content of a TOML text; ValueError for anything else."""
-    if sum(line.count(".") ** 2 for line in text.splitlines()) > MOST_DOTS**2:
-        raise ValueError("its keys have too many dots")
     try:
         return tomllib.loads(text)
     except RecursionError:

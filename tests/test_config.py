@@ -295,12 +295,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content):
         read_config(tmp_path / name)
 
 
-def test_a_key_of_many_dots_is_refused_before_it_is_parsed(tmp_path):
-    (tmp_path / "a.toml").write_text(f"a{'.a' * 50_000} = 1\n")  # gigabytes for tomllib
-    with pytest.raises(UserError, match="too many dots"):
-        read_config(tmp_path / "a.toml")
-
-
 def test_the_message_about_a_nested_or_huge_value_is_short(tmp_path):
     (tmp_path / "a.toml").write_text(f"seed.{'.'.join('a' * 3000)} = 1\nepochs = 0x{'f' * 9000}\n")
     with pytest.raises(UserError, match=r"a\.toml: seed: .*; epochs: ") as caught:

@@ -157,8 +157,8 @@ def _background(draw: _Draw, n: int, base: Floats, contrast: Floats) -> Floats:
     return canvas
 
 
-def _render(draw: _Draw, n: int, label: int, *, empty: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """n images of one class, or with `empty` the same images without the object, and the object's mask."""
+def _render(draw: _Draw, n: int, label: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """n images of one class, and the object's mask."""
     outline, texture = _KINDS[label]
     base = draw.uniform(0.36, 0.64, n, 3, 1, 1)
     contrast = draw.uniform(*CONTRAST, n, 1, 1, 1)
@@ -174,13 +174,12 @@ def _render(draw: _Draw, n: int, label: int, *, empty: bool) -> tuple[Floats, ND
     # each channel differs from the base by at least 0.6 of the contrast, up or down
     channel = draw.uniform(-0.4, 0.4, n, 3, 1, 1)
     channel += np.where(channel < 0, np.float32(-0.6), np.float32(0.6))
-    if not empty:
-        _paint(picture, np.clip(np.float32(0.5) - distance, 0, 1), base + channel * contrast * pattern[:, None])
+    _paint(picture, np.clip(np.float32(0.5) - distance, 0, 1), base + channel * contrast * pattern[:, None])
     return picture + draw.uniform(-NOISE, NOISE, n, 3, SIZE, SIZE), distance < 0
 
 
-def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.int64]]:
-    """Images (with `empty` without their objects), masks and labels of a split, in its order."""
+def _scenes(split: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.int64]]:
+    """Images, masks and labels of a split, in its order."""
     n, classes = choose(COUNTS, split, "split"), len(CLASSES)
     draw = _Draw(SEEDS[split])
     order = draw.order(n)
@@ -189,7 +188,7 @@ def _scenes(split: str, *, empty: bool = False) -> tuple[NDArray[np.uint8], NDAr
     labels = np.empty(n, np.int64)
     for label in range(classes):
         for positions in np.array_split(order[label::classes], 4):  # small enough for a core's cache
-            picture, masks[positions] = _render(draw, len(positions), label, empty=empty)
+            picture, masks[positions] = _render(draw, len(positions), label)
             pictures[positions] = np.rint(np.clip(picture, 0, 1) * 255)
             labels[positions] = label
     return pictures, masks, labels

@@ -140,10 +140,9 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def draw_blobs(n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Blobs:
+def draw_blobs(n: int, *, generator: torch.Generator) -> Blobs:
     """N(0,1) noise of n images on a 4x4 grid: the first for the source `blobs`, the second for the control."""
-    shape = (n, 2, BLOB_GRID, BLOB_GRID)
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=dtype)
+    return torch.randn(n, 2, BLOB_GRID, BLOB_GRID, generator=generator, device=generator.device)
 
 
 def unchanged(share: Share, dead: Flags, noise: CoarseNoise | None) -> Share:

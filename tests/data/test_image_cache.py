@@ -99,11 +99,6 @@ def shift_bad(made):
     made.with_suffix(".json").write_text(json.dumps(facts | {"bad": {"0": "x"}}))
 
 
-def as_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 def write_array(array):
     return lambda made: np.save(made, array)
 
@@ -120,8 +115,6 @@ def write_array(array):
         lambda made: made.with_suffix(".json").write_text("[" * 10**5),
         lambda made: made.with_suffix(".json").write_text('{"bad": {}, "transparent": 0}'),  # an older version's
         lambda made: made.with_suffix(".json").unlink(),
-        as_pipe,
-        lambda made: as_pipe(made.with_suffix(".json")),
     ],
 )
 def test_a_corrupt_cache_is_made_again(made, load, damage):

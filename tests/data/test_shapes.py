@@ -15,7 +15,11 @@ def scenes():
 
 @pytest.fixture(scope="module")
 def empty():
-    return shapes._scenes("test", empty=True)[0]
+    """The same images without their objects."""
+    with pytest.MonkeyPatch.context() as patch:
+        far = [(lambda u, v, r: np.full_like(u, 9), texture) for _, texture in shapes._KINDS]
+        patch.setattr(shapes, "_KINDS", far)
+        return shapes._scenes("test")[0]
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def batch_for(phase, n=6, seed=0, *, kind="crop-flip", dtype=torch.float64, devi
     stored, objects = (given, None) if phase.mask is not None and phase.mask.stored else (None, given)
     augmentation = augment.draw(kind, n, generator=draws.generator(seed, "test", device=device))
     noise = noise if normal else 2 * noise - 1
-    blobs = masks.draw_blobs(n, generator=g, dtype=dtype).to(device).unbind(1)
+    blobs = masks.draw_blobs(n, generator=g).to(device, dtype).unbind(1)
     return StepBatch(images.to(device), labels.to(device), augmentation, noise.to(device), stored, objects, *blobs)
 
 
