@@ -112,16 +112,16 @@ def candidates(words: Sequence[str]) -> list[str]:
     from pixelpart.cli.main import COMMANDS
 
     *before, current = words or [""]
-    found: Iterable[str]
+    possible: Iterable[str]
     if not before:
-        found = ["--help", "--version"] if current.startswith("-") else COMMANDS
+        possible = ["--help", "--version"] if current.startswith("-") else COMMANDS
     elif before == ["train"]:
-        found = ["--help", "--list"] if current.startswith("-") else [*RECIPES, *run_folders(current)]
+        possible = ["--help", "--list"] if current.startswith("-") else [*RECIPES, *run_folders(current)]
     elif before[0] not in COMMANDS or (parser := parser_of(before)) is None:
-        found = []
+        possible = []
     else:
-        found = of_parser(parser, before, current)
-    return sorted({word for word in found if word.startswith(current)})
+        possible = of_parser(parser, before, current)
+    return sorted({word for word in possible if word.startswith(current)})
 
 
 def parser_of(words: Sequence[str]) -> Parser | None:

@@ -1,4 +1,4 @@
-"""wrap: gives features and head to any network."""
+"""wrap: gives features and head to any network. `find_parts` looks for them; `wrapped` has the resulting model."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,16 @@
-"""Runs whose first epochs agree share them: one of them trains them, and the others are forked from it."""
+"""Runs whose first epochs agree share them: one of them trains them, and the others are forked from it.
+
+A burn-in has no mask, so that runs which differ only in their masks do the same in it. Of a grid with the runs `at`,
+`mean` and `soft` (the rule of the mask) of 80 epochs with a burn-in of 20, `share_burn_ins` makes
+
+    burn-ins to train first: at, stopped after epoch 20, of which it keeps the checkpoint (`Task.burn_in` is 20)
+    tasks: at, which goes on from there; mean and soft, which start from at@20 (`Task.parent`, then `init_from`)
+
+and so 80 + 60 + 60 epochs instead of 240. Which runs agree is decided by `identity.burn_in`: all fields that matter in
+the first epochs, as a string. A fork ends with the weights that it would have had unforked, so it has the same
+identity and folder name, and a sweep finds it again however it was trained. If a burn-in fails, the runs train their
+own (`work._train`). A run without a mask serves burn-ins of several lengths: it keeps a checkpoint after each.
+"""
 
 from dataclasses import replace
 
@@ -45,15 +57,15 @@ def share_burn_ins(tasks: list[Task]) -> tuple[list[Task], list[Task]]:
 
 def _existing(task: Task, lengths: set[int]) -> dict[str, Task]:
     """The burn-ins of these lengths that runs of the sweep folder have kept, or have begun and will keep."""
-    found: dict[str, Task] = {}
+    burn_ins: dict[str, Task] = {}
     for path in sorted(task.out.glob("runs/*/checkpoints/last.safetensors")):
         folder = RunFolder(path.parent.parent)
         config = folder.read_config()
         for epochs in lengths & {*config.keep, config.burn_in.epochs}:
             key, source = burn_in(config, epochs), Task(task.out, folder.path.name, config, burn_in=epochs)
-            if key and (_is_kept(source) or (key not in found and read_facts(path)["epoch"] < epochs)):
-                found[key] = replace(source, device=task.device)
-    return found
+            if key and (_is_kept(source) or (key not in burn_ins and read_facts(path)["epoch"] < epochs)):
+                burn_ins[key] = replace(source, device=task.device)
+    return burn_ins
 
 
 def _is_kept(source: Task) -> bool:
