@@ -36,11 +36,11 @@ def run(
     from pixelpart.bench.timing import Bench, BenchReport, arithmetic, describe_machine
     from pixelpart.runtime.device import choose_device
 
-    place, module = choose_device(device), importlib.import_module(f"pixelpart.bench.{BENCHES[bench][0]}")
-    running = Bench(BenchReport(bench, {}, describe_machine(place)), place, repeats, say)
+    target, module = choose_device(device), importlib.import_module(f"pixelpart.bench.{BENCHES[bench][0]}")
+    running = Bench(BenchReport(bench, {}, describe_machine(target)), target, repeats, say)
     # AutoAttack is timed once, and its two engines choose their own arithmetic.
     once = bench == "autoattack"
-    with nullcontext() if once else arithmetic(place, settings.get("precision", "bf16")):
+    with nullcontext() if once else arithmetic(target, settings.get("precision", "bf16")):
         getattr(module, f"bench_{bench}")(running, **settings)
     running.report.settings |= {} if once else {"repeats": repeats}
     return running.report

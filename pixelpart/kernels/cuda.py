@@ -115,9 +115,9 @@ class TensorMap(ctypes.Structure):
 def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
     """The map of a bf16 tensor; sizes and box from the innermost dimension on, whose stride is 1 and is left out."""
     rank, room = len(sizes), ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
-    place = -(-ctypes.addressof(room) // 64) * 64  # the driver requires this alignment
+    address = -(-ctypes.addressof(room) // 64) * 64  # the driver requires this alignment
     status = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(place),
+        ctypes.c_void_p(address),
         BF16,
         rank,
         ctypes.c_void_p(tensor.data_ptr()),
@@ -131,7 +131,7 @@ def map_of(tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Se
         0,  # zeros outside
     )
     _check_status(status)
-    return TensorMap.from_buffer_copy(ctypes.string_at(place, ctypes.sizeof(TensorMap)))
+    return TensorMap.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(TensorMap)))
 
 
 def image_map(x: Tensor, box: Sequence[int]) -> TensorMap:

@@ -230,7 +230,7 @@ def _class_plot(
     labels = measured.labels[column.key]
     figure, axes = new_axes(WIDTH, 0.7 + len(names) * (0.16 + 0.085 * len(arms)))
     values: dict[str, list[str]] = {}
-    for place, arm in enumerate(arms):
+    for number, arm in enumerate(arms):
         flags = measured.results.flags(arm.label, column.key)
         for row, (c, name) in enumerate(names.items()):
             right = flags[:, labels == c]
@@ -238,7 +238,7 @@ def _class_plot(
                 continue
             mean = 100 * float(right.mean())
             low, high = accuracy_interval(right) if right.shape[1] > 1 else (mean, mean)
-            at = row + (place - (len(arms) - 1) / 2) * 0.75 / len(arms)
+            at = row + (number - (len(arms) - 1) / 2) * 0.75 / len(arms)
             axes.plot([max(low, 0), min(high, 100)], [at, at], color=colour_of(arm), linewidth=0.9, alpha=0.6)
             axes.plot(mean, at, arm.marker, color=colour_of(arm), markersize=4)
             values.setdefault(arm.label, []).append(f"{name} {mean:.0f}")
