@@ -1,11 +1,12 @@
 """A user's images in folders by class: PATH/train/CLASS/... and PATH/test/CLASS/..., or only PATH/CLASS/...
 
-Without a test folder, a fifth of each class is the test split: always the same fifth, whatever a run's seed. With a
-test folder only, there is no training split.
+Without a test folder, about a fifth of each class is the test split, chosen by the names of the files: the same
+whatever a run's seed, and also after other images were added. With a test folder only, there is no training split.
 Training images are in the order of their classes, test images in a fixed random order.
 """
 
 import functools
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ GREY_MEAN, GREY_STD = (0.449,), (0.226,)
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # first match
 IGNORED = ("thumbs.db", "desktop.ini")  # left behind by file managers; hidden files are ignored too
 SMALLEST, LARGEST = 8, 1024  # pixels per side
+TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def list_folder(path: str, *, skip_bad: bool = False, classes: tuple[str, ...] =
         folder = train or test
         raise UserError(f"{folder} has {len(classes)} class{'es' * (not classes)} with images; two or more are needed")
     if test is None:
-        by_split = _split_off_test(by_split["train"], classes)
+        assert train is not None
+        by_split = _split_off_test(by_split["train"], train)
     files = {
         split: [(file, label) for label, name in enumerate(classes) for file in by_class.get(name, [])]
         for split, by_class in by_split.items()
@@ -226,17 +229,26 @@ def _files_below(folder: Path, bad: list[str]) -> list[Path]:
     return [file for file in files if file.is_file() or not file.exists()]  # a broken link is reported when it is read
 
 
-def _split_off_test(by_class: dict[str, list[Path]], classes: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
-    """A fifth of each class as the test split; of two images or more, at least one and never all.
+def _split_off_test(by_class: dict[str, list[Path]], base: Path) -> dict[str, dict[str, list[Path]]]:
+    """About a fifth of each class as the test split; of two images or more, at least one and never all.
 
-    It depends on the label, so that it is the same where other classes are missing.
+    The file's name decides, so that no image changes sides when others are added or deleted, or when it gets another
+    class: the test split of a trained model never has images that it was trained on.
     """
     train: dict[str, list[Path]] = {}
     test: dict[str, list[Path]] = {}
     for name, files in by_class.items():
-        number = classes.index(name)
-        order = torch.randperm(len(files), generator=generator(0, "folder", number)).tolist()
-        n = max(len(files) // 5, min(1, len(files) - 1))
-        test[name] = [files[i] for i in sorted(order[:n])]
-        train[name] = [files[i] for i in sorted(order[n:])]
+        numbers = {file: _number_of(file.relative_to(base / name)) for file in files}
+        held = {file for file in files if numbers[file] < TEST_SHARE}
+        if not held:
+            held = {min(files, key=lambda file: numbers[file])}
+        if len(held) == len(files):
+            held.remove(max(files, key=lambda file: numbers[file]))
+        test[name] = [file for file in files if file in held]
+        train[name] = [file for file in files if file not in held]
     return {"train": train, "test": test}
+
+
+def _number_of(file: Path) -> float:
+    """A number in [0, 1) that looks random and depends on the name only."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(file.as_posix())).digest()[:6]) / 2**48

@@ -18,7 +18,7 @@ from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import TrainedOn, load_archive
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import ImageSet, check_counts
-from pixelpart.runs import Facts, Run, config_of, load_model
+from pixelpart.runs import Facts, Run, config_of, load_model, read_facts
 from pixelpart.runtime import usercode
 from pixelpart.runtime.device import choose_device
 
@@ -89,8 +89,15 @@ def load_target(
     if split == HELD_OUT:
         _check_held_out(shown, config, data, options)
     x, y, dataset, dataset_tags = _images(
-        data, options, split=split, config=config, classes=trained_on.classes, images=images, root=root, say=say
+        data, options, split=split, config=config, classes=trained_on.classes, root=root, say=say
     )
+    if split == HELD_OUT and config is not None:
+        path = run.find_checkpoint(checkpoint) if run else Path(subject)
+        held = _held_out(len(x), config, trained=read_facts(path)["position"]["images"])
+        x, y = x[held], y[held]
+    if images is not None and images > len(x):
+        raise UserError(f"images {images} is more than the {len(x)} available")
+    x, y = x[:images], y[:images]
     if (
         kind == "archive"
         and trained_on.size
@@ -266,11 +273,10 @@ def _images(
     split: str,
     config: Config | None,
     classes: tuple[str, ...],
-    images: int | None,
     root: str | Path | None,
     say: Callable[[str], None],
 ) -> tuple[Tensor, Tensor, sets.DataSet | None, dict[str, Any]]:
-    """The first `images` test or held-out images, their labels and set, and the fields of an entry that name them."""
+    """The images with their labels, their data set, and the fields of an entry that name them."""
     if isinstance(data, str):
         dataset = sets.find(data, **options, classes=classes if data.startswith("folder:") else ())
         if classes and data in sets.SETS and dataset.classes != classes:
@@ -279,23 +285,28 @@ def _images(
             raise UserError(f"label {label} of {data} is {theirs!r}, the model's is {ours!r}")
         if dataset.splits_off_test and not (config and _same_folder(data, config.dataset)):
             say(
-                f"{dataset.counts['test']} of {sum(dataset.counts.values())} pictures: the held-out fifth; if none was "
+                f"{dataset.counts['test']} of {sum(dataset.counts.values())} pictures: the held-out part; if none was "
                 f"trained on, put them into {Path(data.removeprefix('folder:'), 'test')} to use all"
             )
         x, y = dataset.load(SPLITS[split], root)
-        if split == HELD_OUT and config is not None:
-            _, held = sets.split_holdout(len(x), config.holdout, config.split_seed)
-            x, y = x[held], y[held]
         tags = {"dataset": data_label(data, **options), "split": split}
     else:
         x, y = _pair(data)
         dataset, tags = None, {"dataset": GIVEN, "split": GIVEN}
     sets.check_pixels(x)  # labels are checked once the number of classes is known
-    if images is not None and images > len(x):
-        raise UserError(f"images {images} is more than the {len(x)} available")
     if y.ndim != 1 or len(y) != len(x):
         raise UserError(f"labels have shape {tuple(y.shape)}; {len(x)} images need ({len(x)},)")
-    return x[:images], y[:images], dataset, tags
+    return x, y, dataset, tags
+
+
+def _held_out(n: int, config: Config, *, trained: int) -> Tensor:
+    """The numbers of the images that the run held out; UserError if images were added or deleted since then."""
+    if trained and trained + config.holdout != n:  # 0 in old checkpoints
+        raise UserError(
+            f"{config.data_label} now has {n} training images, it had {trained + config.holdout} when the run was "
+            "trained, so its held-out images cannot be found again; use --split test"
+        )
+    return sets.split_holdout(n, config.holdout, config.split_seed)[1]
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,8 @@ class Trained:
         """What a pt2 or onnx file keeps beside the network, as JSON."""
         config = self.config
         pictures = {
-            "resize": "upright, cropped around the centre to the shape of the images, then bicubic as in Pillow",
+            "resize": "a JPEG by Pillow's draft at twice the size; upright, cropped around the centre to the shape of "
+            "the images, then bicubic as in Pillow",
             "background": config.background,
         }
         numbers = ("attack", "eps", "accuracy", "interval", "n", "warnings")

@@ -5,15 +5,19 @@ import os
 import shutil
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from PIL import Image
 
 from pixelpart import data
 from pixelpart.cli.main import main
 from pixelpart.data import image_file
+from pixelpart.data.folder import _split_off_test
 from pixelpart.errors import UserError
 
 COLOURS = {"cat": (200, 30, 30), "dog": (30, 200, 30), "fox": (30, 30, 200)}
@@ -75,18 +79,34 @@ def test_splits_may_have_other_usual_names(base, train, test):
 
 
 @pytest.mark.parametrize("below", ["train", "."])
-def test_without_a_test_folder_the_same_fifth_of_each_class_is_held_out(tmp_path, below):
-    for name, n in (("a", 10), ("b", 7), ("c", 2)):
+def test_without_a_test_folder_about_a_fifth_of_each_class_is_held_out(tmp_path, below):
+    for name, n in (("a", 200), ("b", 7), ("c", 2), ("d", 1)):
         folder = tmp_path / "all" / below / name
         folder.mkdir(parents=True)
         for i in range(n):
             Image.new("L", (8, 8), i).save(folder / f"{i}.png")
     train, test = load(tmp_path / "all", "train", size=8), load(tmp_path / "all", "test", size=8)
-    assert train[1].bincount().tolist() == [8, 6, 1]
-    assert test[1].bincount().tolist() == [2, 1, 1]
-    for label, n in enumerate((10, 7, 2)):
+    for label, n in enumerate((200, 7, 2, 1)):
         levels = [x[y == label][:, 0, 0, 0].tolist() for x, y in (train, test)]
         assert sorted(levels[0] + levels[1]) == list(range(n))
+        assert levels[0]  # never all
+        assert bool(levels[1]) == (n > 1)
+        if n == 200:
+            assert 28 < len(levels[1]) < 52  # 40, and two deviations of a binomial
+
+
+@given(numbers=st.sets(st.integers(0, 10_000), min_size=30, max_size=60), draws=st.data())
+def test_no_file_changes_sides_when_others_come_or_go_or_a_class_is_renamed(numbers, draws):
+    """Else `evaluate` would measure a trained model on its training images."""
+
+    def held(names, numbers):
+        files = {name: [Path("base", name, f"photo {i}.jpg") for i in sorted(numbers)] for name in names}
+        return {file.name for files in _split_off_test(files, Path("base"))["test"].values() for file in files}
+
+    kept = draws.draw(st.sets(st.sampled_from(sorted(numbers)), min_size=20))
+    before, after = held("ab", numbers), held("bc", kept)
+    assume(len(after) >= 2 and len(before) >= 2)  # a class without a name below the limit has one all the same
+    assert after == before & {f"photo {i}.jpg" for i in kept}
 
 
 def test_lossless_conversions_keep_every_pixel(base):

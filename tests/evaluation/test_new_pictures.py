@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pixelpart import data
 from pixelpart.cli.main import main
 from pixelpart.errors import UserError
 from pixelpart.evaluation.target import load_target
@@ -74,8 +75,8 @@ def test_without_a_test_folder_a_line_says_how_many_are_used_unless_the_run_was_
     write_pictures(here / "new", LEVELS, 10, seed=1)
     assert main([*EVALUATE, "--data", "folder:new"]) == 0
     out, err = capsys.readouterr()
-    assert "n = 6" in out
-    said = "6 of 30 pictures: the held-out fifth; if none was trained on, put them into new/test to use all\n"
+    assert "n = 12" in out  # of ten names 0.png to 9.png four are held out
+    said = "12 of 30 pictures: the held-out part; if none was trained on, put them into new/test to use all\n"
     assert err == said
     for own in ([], ["--data", "folder:photos"], ["--data", f"folder:{here / 'photos'}"]):
         assert main([*EVALUATE, *own]) == 0
@@ -92,7 +93,7 @@ def test_without_a_test_folder_a_line_says_how_many_are_used_unless_the_run_was_
 def test_some_of_the_classes_have_the_labels_of_the_run(here, names, below):
     write_pictures(here / "new" / below, names, 10, seed=1)
     target = load_target("run", data="folder:new", device="cpu")
-    assert len(target.pictures) == len(names) * (10 if below == "test" else 2)
+    assert len(target.pictures) == len(names) * (10 if below == "test" else 4)
     assert labels_match(target)
 
 
@@ -110,9 +111,26 @@ def test_without_a_class_the_others_keep_their_test_images(here):
     before = load_target("run", device="cpu").pictures
     shutil.rmtree(here / "photos" / "dark")
     after = load_target("run", device="cpu").pictures
-    assert len(after) == 4
+    assert len(after) == 8
     assert {image.numpy().tobytes() for image in after.images} < {image.numpy().tobytes() for image in before.images}
     with pytest.raises(UserError, match="no image of class 'dark' can be used"):
+        load_target("run", split="held-out", device="cpu")
+
+
+def test_pictures_that_were_trained_on_are_never_test_pictures(here):
+    """Also after some were deleted, others were added, and one got another class."""
+    config = Run("run").config
+    trained = {image.numpy().tobytes() for image in data.load(config.dataset, split="train", **config.data_options)[0]}
+    for i in (3, 7):
+        (here / f"photos/dark/{i}.png").unlink()
+        (here / f"photos/light/{i}.png").rename(here / f"photos/dark/{i}.png")
+    write_pictures(here / "more", ["middle"], 30, seed=5)
+    for file in (here / "more/middle").iterdir():
+        file.rename(here / f"photos/middle/more-{file.name}")
+    now = load_target("run", device="cpu").pictures
+    assert len(now) > 12
+    assert trained.isdisjoint(image.numpy().tobytes() for image in now.images)
+    with pytest.raises(UserError, match="now has 41 training images, it had 18"):
         load_target("run", split="held-out", device="cpu")
 
 

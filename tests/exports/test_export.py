@@ -380,13 +380,18 @@ def test_a_network_that_cannot_be_exported_is_a_user_error_in_one_line(make_run,
     assert not Path(f"photos.{to}").exists()
 
 
-def test_pillow_alone_reads_a_picture_as_training_does(make_run, tmp_path) -> None:
+@pytest.mark.parametrize("file", ["noise.png", "large.jpg"])
+def test_pillow_alone_reads_a_picture_as_training_does(make_run, tmp_path, file) -> None:
+    """As docs/howto/own-data.md does."""
     run, (height, width) = make_run(), SIZE
-    noise = np.random.default_rng(0).integers(0, 256, (3, 60, 41), dtype=np.uint8)
-    Image.fromarray(noise.transpose(1, 2, 0)).save("noise.png")
-    picture = ImageOps.exif_transpose(Image.open("noise.png")).convert("RGB")
+    rows, columns = (600, 410) if file == "large.jpg" else (60, 41)
+    noise = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file)
+    picture = Image.open(file)
+    picture.draft("RGB", (2 * width, 2 * height))
+    picture = ImageOps.exif_transpose(picture).convert("RGB")
     picture = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
-    expected = pp.data.read_picture("noise.png", run.config)
+    expected = pp.data.read_picture(file, run.config)
     assert torch.equal(torch.tensor(np.array(picture)).permute(2, 0, 1), expected)
 
 
