@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pixelpart.evaluation.corruptions import corruptions
     from pixelpart.evaluation.evaluate import evaluate
     from pixelpart.evaluation.explain import explain
+    from pixelpart.evaluation.predict import predict
     from pixelpart.exports.export import export
     from pixelpart.runs import Run
     from pixelpart.sweeps.sweep import sweep
@@ -30,6 +31,7 @@ __all__ = [
     "masks",
     "models",
     "objectives",
+    "predict",
     "recipes",
     "sweep",
     "train",
@@ -43,6 +45,7 @@ _MODULES = {
     "evaluate": "pixelpart.evaluation.evaluate",
     "explain": "pixelpart.evaluation.explain",
     "export": "pixelpart.exports.export",
+    "predict": "pixelpart.evaluation.predict",
     "sweep": "pixelpart.sweeps.sweep",
     "train": "pixelpart.engine.train",
 }

@@ -21,6 +21,7 @@ from pixelpart.cli.evaluate import evaluate
 from pixelpart.cli.experiment import experiment
 from pixelpart.cli.explain import explain
 from pixelpart.cli.export import export
+from pixelpart.cli.predict import predict
 from pixelpart.cli.report import report
 from pixelpart.cli.runs import runs
 from pixelpart.cli.sweep import sweep
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "demo": demo,
     "train": train,
     "evaluate": evaluate,
+    "predict": predict,
     "check": check,
     "corruptions": corruptions,
     "compare": compare,

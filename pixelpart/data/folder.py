@@ -208,14 +208,14 @@ def _files_by_class(folder: Path, bad: list[str]) -> dict[str, list[Path]]:
             raise UserError(f"{folder}: classes {other!r} and {name!r} differ only in case; rename or merge them")
     by_class = {}
     for name in names:
-        if files := sorted(_files_below(folder / name, bad)):
+        if files := sorted(files_below(folder / name, bad)):
             by_class[name] = files
         else:
             bad.append(f"{folder / name}: a class without images")
     return by_class
 
 
-def _files_below(folder: Path, bad: list[str]) -> list[Path]:
+def files_below(folder: Path, bad: list[str]) -> list[Path]:
     """All files in the folder and below; folders that cannot be read, or are links, are added to `bad`."""
 
     def failed(error: OSError) -> None:
