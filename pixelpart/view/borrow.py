@@ -31,6 +31,11 @@ def borrowed(model: Any) -> Iterator[Any]:
             parameter.requires_grad_(requires_grad)
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers; a shared tensor is listed under each of its names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
 class LinearWeights(NamedTuple):
     """The weights of a linear layer after global average pooling."""
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from pixelpart.view.fold import module_calls
-from pixelpart.view.trace import Untraceable
+from pixelpart.view.trace import Untraceable, module_calls
 
 NORMS = {F.group_norm, F.layer_norm, F.instance_norm}
 

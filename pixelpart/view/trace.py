@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn.utils.parametrize import is_parametrized
+
+from pixelpart.view.borrow import tensors_of
 
 
 class Untraceable(Exception):
@@ -46,9 +48,10 @@ def trace(model: nn.Module, method: str) -> fx.GraphModule:
     return network
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers; a shared tensor is listed under each of its names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+def module_calls(network: fx.GraphModule) -> list[tuple[Any, nn.Module]]:
+    """The nodes that call a module, with the module. (Typed Any: fx's types of a node are too wide to be of use.)"""
+    modules = dict(network.named_modules())
+    return [(node, modules[node.target]) for node in network.graph.nodes if node.op == "call_module"]
 
 
 def _generators() -> tuple[Any, bytes]:

@@ -6,18 +6,16 @@ same for the training pass: live weights, train mode.
 """
 
 import copy
-import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from pixelpart.view.borrow import FilledModule, FrozenView, LinearWeights
+from pixelpart.view.borrow import FilledModule, FrozenView, LinearWeights, tensors_of
 from pixelpart.view.capture import compiled
-from pixelpart.view.fold import Folds, fold_batch_norm, folded_weights
 from pixelpart.view.narrow import narrow, widen
-from pixelpart.view.trace import Untraceable, tensors_of, trace
+from pixelpart.view.trace import Untraceable, module_calls, trace
 
 
 class Traced:
@@ -130,47 +128,6 @@ class Folding:
         self._fill = self._fill_both
 
 
-def search_view(model: Any, *, dtype: torch.dtype | None = None, fuse: bool = False) -> FrozenView | None:
-    """The folded view of any module on images, at its current weights; None if torch.fx cannot trace it.
-
-    With a dtype, everything but the first convolution and the last linear layer is computed in it.
-    """
-    if not isinstance(model, nn.Module):
-        return None
-    split = hasattr(model, "features") and hasattr(model, "head") and hasattr(model, "pooled_linear")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch, when it copies a module made by torch.export
-            folding = Folding(model if split else _Unsplit(model), dtype=dtype, fuse=fuse)
-    except Exception:  # a module that cannot be copied: it may hold a lock, or a tensor with gradient history
-        return None
-    if not folding.folded:
-        return None
-    view = folding()
-    features = view.features.bound()
-    assert isinstance(features.structure, fx.GraphModule)
-    # The stem's output is channels last, and the convolutions after it are fastest if their weights are too.
-    if fuse and any(node.target is torch.ops.pixelpart.stem.default for node in features.structure.graph.nodes):
-        for module in features.structure.modules():
-            if isinstance(module, nn.Conv2d):
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return FrozenView(features, view.head.bound(), view.pooled_linear)
-
-
-class _Unsplit(nn.Module):
-    """A module without features and head, as a classifier whose features are its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.model(x)
-
-    def head(self, logits: Tensor) -> Tensor:
-        return logits
-
-
 class TrainingView:
     """The logits of a classifier in train mode, computed in bf16 after the first convolution from its fp32 weights.
 
@@ -189,3 +146,73 @@ class TrainingView:
         for part in (self._features, self._head):
             x = FilledModule(part.structure, part.fill(live))(x)
         return x
+
+
+# -- batch norm folded into the convolutions of a traced network
+#
+# In eval mode batch norm is scale x + shift per channel: scale = gamma / sqrt(var + eps), shift = beta - scale mean.
+# After a convolution it becomes part of it: weight * scale and (bias - mean) * scale + beta. Elsewhere (after the
+# residual sum of a pre-activation network) it stays, as that affine map.
+
+
+class Folds(NamedTuple):
+    """What became of each batch norm."""
+
+    convolutions: list[tuple[str, str, float]]  # convolution, the batch norm after it, its eps
+    affines: list[tuple[str, float]]  # batch norm that became an affine map, its eps
+
+
+def fold_batch_norm(network: fx.GraphModule) -> Folds:
+    """Removes batch norm from the graph; `folded_weights` computes the tensors that the graph needs then."""
+    folds = Folds([], [])
+    calls = module_calls(network)
+    modules = dict(calls)
+    uses = [node.target for node, _ in calls]
+    # Modules whose tensors the forward pass also reads by name stay as they are.
+    read = {str(node.target).rpartition(".")[0] for node in network.graph.nodes if node.op == "get_attr"}
+    for node, norm in calls:
+        if not isinstance(norm, nn.BatchNorm2d) or norm.running_var is None or node.target in read:
+            continue
+        source = node.args[0] if node.args else node.kwargs["input"]
+        conv = modules.get(source)
+        used_once = len(source.users) == 1 and uses.count(source.target) == 1 and uses.count(node.target) == 1
+        if isinstance(conv, nn.Conv2d) and used_once and source.target not in read:
+            if conv.bias is None:
+                conv.bias = nn.Parameter(torch.empty(conv.out_channels, device="meta"))
+            node.replace_all_uses_with(source)
+            network.graph.erase_node(node)
+            folds.convolutions.append((source.target, node.target, norm.eps))
+        else:
+            network.set_submodule(node.target, _Affine(norm.num_features))
+            folds.affines.append((node.target, norm.eps))
+    return folds
+
+
+def folded_weights(folds: Folds, live: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the folded convolutions and affine maps, from the tensors of the model."""
+    made: dict[str, Tensor] = {}
+    for conv, norm, eps in folds.convolutions:
+        scale, shift = _scale_and_shift(live, norm, eps)
+        made[f"{conv}.weight"] = live[f"{conv}.weight"] * scale[:, None, None, None]
+        bias = live.get(f"{conv}.bias")
+        made[f"{conv}.bias"] = shift if bias is None else bias * scale + shift
+    for norm, eps in folds.affines:
+        made[f"{norm}.scale"], made[f"{norm}.shift"] = _scale_and_shift(live, norm, eps)
+    return made
+
+
+def _scale_and_shift(live: dict[str, Tensor], norm: str, eps: float) -> tuple[Tensor, Tensor]:
+    mean, var = live[f"{norm}.running_mean"], live[f"{norm}.running_var"]
+    gamma = live.get(f"{norm}.weight", torch.ones_like(var))
+    scale = gamma * torch.rsqrt(var + eps)
+    return scale, live.get(f"{norm}.bias", torch.zeros_like(mean)) - scale * mean
+
+
+class _Affine(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(channels, device="meta"))
+        self.shift = nn.Parameter(torch.empty(channels, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift[:, None, None], x, self.scale[:, None, None]).to(x.dtype)

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from pixelpart import models
+from pixelpart.view.check import search_view
 from pixelpart.view.trace import IN_PLACE, Untraceable
-from pixelpart.view.views import Folding, TrainingView, search_view
+from pixelpart.view.views import Folding, TrainingView
 from small_nets import Convolutions, images, logits_and_gradient, randomised, with_trunk
 
 # -- in-place operations: another reference to the tensor sees the change

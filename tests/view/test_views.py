@@ -11,7 +11,8 @@ from torch import nn
 from accelerator import Emulated
 from pixelpart import models
 from pixelpart.kernels import cuda
-from pixelpart.view.views import Folding, search_view
+from pixelpart.view.check import search_view
+from pixelpart.view.views import Folding
 from small_nets import (
     LayerTypes,
     Small,
