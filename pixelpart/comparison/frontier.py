@@ -8,15 +8,9 @@ on (1, N, N²) over the arms' means with weights S_k; h_k(x) is its row of weigh
     D = A_P - Σ_k h_k(N_P) A_k.
 
 To first order the error of D is that of Σ_j w_j mean(y_j) with w = 1 for the policy and -h_k for uniform arms, where
-y = a - b n for each run and image (a robust, n natural correctness), b at the mean natural accuracy of the run's arm:
-
-    V_seeds     = Σ_j w_j² var(y_j) / S_j                    var over the runs of an arm, of each run's mean y
-    V_images    = Σ_i (z_i - z)² / n(n-1)                    z_i = Σ_j w_j (mean over runs of y_j,i)
-    V_interplay = Σ_j w_j² Σ_si (y_si - y_s - y_i + y)² / S_j(S_j-1)n(n-1)     as in statistics.crossed_bootstrap
-
-    interval: D ± sqrt(t² V_seeds + z² max(V_images - V_interplay, 0)),
-
-t with Satterthwaite's degrees of freedom, V_seeds² / Σ_j (w_j² var(y_j)/S_j)² / (S_j-1). Arms count as independent.
+y = a - b n for each run and image (a robust, n natural correctness), b at the mean natural accuracy of the run's arm.
+`statistics.variances` gives its variances and Satterthwaite's degrees of freedom; arms count as independent. The
+interval is D ± sqrt(t² V_seeds + z² max(V_images - V_interaction, 0)).
 """
 
 import math
@@ -30,7 +24,7 @@ from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.result import FlagArray
-from pixelpart.evaluation.statistics import half_width, p_value
+from pixelpart.evaluation.statistics import Variances, variances
 
 Row = NDArray[np.floating[Any]]
 Values = NDArray[np.floating[Any]]  # (runs, images)
@@ -116,36 +110,26 @@ class Distance:
     """A distance with its variances; outside the curve's range `estimate` and `p` are None."""
 
     estimate: float | None
-    v_seeds: float = math.nan
-    v_images: float = math.nan
-    v_interplay: float = math.nan
-    df: float = math.nan
-
-    @property
-    def v_rest(self) -> float:
-        """max(V_images - V_interplay, 0), the part of the variance that seeds do not show."""
-        return max(self.v_images - self.v_interplay, 0.0)
-
-    def half_width(self, confidence: float) -> float:
-        return half_width(self.v_seeds, self.v_rest, self.df, confidence)
+    variances: Variances
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         assert self.estimate is not None, "an arm outside the range of the uniform arms has no distance"
-        half = self.half_width(confidence)
+        half = self.variances.half_width(confidence)
         return self.estimate - half, self.estimate + half
 
     @property
     def p(self) -> float | None:
         """1 - confidence of the interval that ends at 0."""
-        return None if self.estimate is None else p_value(abs(self.estimate), self.v_seeds, self.v_rest, self.df)
+        return None if self.estimate is None else self.variances.p_value(abs(self.estimate))
 
     def as_json(self) -> dict[str, Any]:
         if self.estimate is None:
             return {"estimate": None}
+        v = self.variances
         return {
             "estimate": self.estimate, "interval": list(self.interval()), "confidence": 0.95, "p": self.p,
             "interval 90 %": list(self.interval(0.9)), "interval 97.5 %": list(self.interval(0.975)),
-            "df": self.df, "v_seeds": self.v_seeds, "v_images": self.v_images, "v_interplay": self.v_interplay,
+            "df": v.df, "v_seeds": v.seeds, "v_images": v.images, "v_interaction": v.interaction,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -153,6 +137,9 @@ class Distance:
             return "outside the range of the uniform arms"
         low, high = self.interval()
         return f"{100 * self.estimate:+z.2f} [{100 * low:+z.2f}, {100 * high:+z.2f}]"
+
+
+OUTSIDE = Distance(None, Variances(math.nan, math.nan, math.nan, math.nan))
 
 
 def fit_curve(uniform: Sequence[Arm]) -> Curve:
@@ -172,7 +159,7 @@ def distance(policy: Arm, uniform: Sequence[Arm], other: Arm | None = None) -> D
     """
     policies, curve = _sides(policy, other), fit_curve(uniform)
     if not all(curve.covers(arm.mean_natural) for arm in policies):
-        return Distance(None)
+        return OUTSIDE
     estimate, weights = _combine(policies, curve)
     return _combination(estimate, [curve.values(arm) for arm in (*policies, *uniform)], weights)
 
@@ -188,7 +175,7 @@ def distance_within_seeds(policy: Arm, uniform: Sequence[Arm], other: Arm | None
         runs = [arm.run(seed) for arm in arms]
         curve = fit_curve(runs[k:])
         if not all(curve.covers(run.mean_natural) for run in runs[:k]):
-            return Distance(None)
+            return OUTSIDE
         estimate, weights = _combine(runs[:k], curve)
         values = sum(weight * curve.values(run)[0] for weight, run in zip(weights, runs, strict=True))
         estimates.append(estimate)
@@ -232,20 +219,9 @@ def _combine(policies: Sequence[Arm], curve: Curve) -> tuple[float, list[float]]
 
 
 def _combination(estimate: float, values: Sequence[Values], weights: Sequence[float] | Row) -> Distance:
-    """An estimate whose error is that of Σ_j w_j mean(y_j), with the variances above."""
-    n = values[0].shape[1]
-    if any(y.shape[1] != n for y in values):
+    """An estimate whose error is that of Σ_j w_j mean(y_j)."""
+    if any(y.shape[1] != values[0].shape[1] for y in values):
         raise UserError("the arms were not evaluated on the same images")
     if min(map(len, values)) < 2:
         raise UserError("an arm of one run does not show how much accuracy varies with the seed; give each two or more")
-    terms, interplay, z = [], 0.0, np.zeros(n)
-    for y, weight in zip(values, map(float, weights), strict=True):
-        s, by_run, by_image = len(y), y.mean(1), y.mean(0)
-        # accuracy changes in steps of 1/n: runs that tie do not prove that seeds do not matter (as crossed_bootstrap)
-        terms.append(weight**2 * max(float(by_run.var(ddof=1)), 1 / (s * n * n)) / s)
-        z += weight * by_image
-        rest = y - by_run[:, None] - (by_image - by_image.mean())
-        squares = float(np.square(rest, out=rest).sum())  # np.vdot would wait for BLAS threads: 8x slower on busy cores
-        interplay += weight**2 * squares / (s * (s - 1) * n * (n - 1))
-    df = sum(terms) ** 2 / sum(term**2 / (len(y) - 1) for term, y in zip(terms, values, strict=True))
-    return Distance(estimate, sum(terms), float(z.var(ddof=1)) / n, interplay, df)
+    return Distance(estimate, variances(values, list(map(float, weights))))

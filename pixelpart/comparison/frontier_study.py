@@ -50,7 +50,7 @@ def verdict(policy: Arm, uniform: Sequence[Arm]) -> Verdict:
 
 def smallest_effect(found: Distance) -> float:
     """The true |D| at which the 97.5 % interval would exclude 0 with probability 0.8: two half-widths added."""
-    return found.half_width(0.975) + found.half_width(2 * 0.8 - 1)
+    return found.variances.half_width(0.975) + found.variances.half_width(2 * 0.8 - 1)
 
 
 def pooled_deviation(arms: Sequence[Arm], uniform: Sequence[Arm]) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pixelpart.comparison.intervals import PerImage
 from pixelpart.data.corruptions import CORRUPTIONS, SEVERITIES
+from pixelpart.evaluation.statistics import PerImage
 from pixelpart.experiments.common import paper, plots
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results, RunResult

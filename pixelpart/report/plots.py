@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from pixelpart.comparison.compare import ABOUT_MODELS
-from pixelpart.comparison.intervals import accuracy_interval
 from pixelpart.data import classes_of
+from pixelpart.evaluation.statistics import accuracy_interval
 from pixelpart.experiments.common import distances
 from pixelpart.experiments.common import plots as shared
 from pixelpart.report.arms import ArmResults, Column, ReportedArm, uniform_arms
@@ -237,7 +237,7 @@ def _class_plot(
             if not right.size:
                 continue
             mean = 100 * float(right.mean())
-            low, high = accuracy_interval(right) if right.shape[1] > 1 else (mean, mean)
+            low, high = (100 * end for end in accuracy_interval(right)) if right.shape[1] > 1 else (mean, mean)
             at = row + (number - (len(arms) - 1) / 2) * 0.75 / len(arms)
             axes.plot([max(low, 0), min(high, 100)], [at, at], color=colour_of(arm), linewidth=0.9, alpha=0.6)
             axes.plot(mean, at, arm.marker, color=colour_of(arm), markersize=4)

@@ -141,14 +141,14 @@ def _mean(attack: str, entries: Sequence[tuple[Path, Entry]]) -> Row:
     """The mean accuracy of runs, folder and entry of each; its interval if all have flags of as many images."""
     import numpy as np
 
-    from pixelpart.comparison.intervals import accuracy_interval
+    from pixelpart.evaluation.statistics import accuracy_interval
     from pixelpart.evaluation.store import read_flags
 
     flags = [read_flags(folder, entry) for folder, entry in entries]
     known, low, high = [one for one in flags if one is not None], None, None
     if len(known) == len(flags) and len(set(map(len, known))) == 1:
         ends = accuracy_interval(np.stack(known))
-        low, high = max(0.0, ends[0] / 100), min(1.0, ends[1] / 100)
+        low, high = max(0.0, ends[0]), min(1.0, ends[1])
     warnings = dict.fromkeys(warning for _, entry in entries for warning in entry.get("warnings", []))
     return {
         attack: fmean(entry["accuracy"] for _, entry in entries), f"{attack} low": low, f"{attack} high": high,

@@ -29,7 +29,7 @@ from pixelpart.comparison.frontier_study import (
     verdict,
 )
 from pixelpart.errors import UserError
-from pixelpart.evaluation.statistics import _variances, crossed_bootstrap, wilson
+from pixelpart.evaluation.statistics import Variances, wilson
 
 UNIFORM = ((0.74, 0.52, 3), (0.78, 0.50, 4), (0.80, 0.485, 5), (0.85, 0.44, 2))  # natural, robust, runs
 
@@ -61,7 +61,7 @@ def truth(policy, uniform):
     unit = np.eye(len(uniform))
     weights = [1.0, *(-np.polyval(np.polyfit(natural, unit[k], 2, w=roots), x) for k in range(len(uniform)))]
     n = policy.natural.shape[1]
-    v_seeds = v_interplay = satterthwaite = 0.0
+    v_seeds = v_interaction = satterthwaite = 0.0
     z = [0.0] * n
     for weight, arm in zip(weights, [policy, *uniform], strict=True):
         s = len(arm.natural)
@@ -74,12 +74,12 @@ def truth(policy, uniform):
         v_seeds += term
         satterthwaite += term**2 / (s - 1)
         rest = sum((y[r][i] - by_run[r] - by_image[i] + mean) ** 2 for r in range(s) for i in range(n))
-        v_interplay += weight**2 * rest / (s * (s - 1) * n * (n - 1))
+        v_interaction += weight**2 * rest / (s * (s - 1) * n * (n - 1))
         z = [total + weight * m for total, m in zip(z, by_image, strict=True)]
     mean = sum(z) / n
     v_images = sum((part - mean) ** 2 for part in z) / (n * (n - 1))
     estimate = policy.robust.mean() - np.polyval(fit, x)
-    return estimate, v_seeds, v_images, v_interplay, v_seeds**2 / satterthwaite
+    return estimate, v_seeds, v_images, v_interaction, v_seeds**2 / satterthwaite
 
 
 # -- the curve
@@ -132,33 +132,24 @@ def test_a_point_on_a_quadratic_has_distance_zero():
 def test_distance_and_variances_are_those_of_plain_loops(arms):
     policy, uniform = arms
     found = distance(policy, uniform)
-    got = (found.estimate, found.v_seeds, found.v_images, found.v_interplay, found.df)
-    assert got == pytest.approx(truth(policy, uniform), rel=1e-8)
-    assert found.v_rest == max(found.v_images - found.v_interplay, 0)
+    assert (found.estimate, *astuple(found.variances)) == pytest.approx(truth(policy, uniform), rel=1e-8)
+    assert found.variances.rest == max(found.variances.images - found.variances.interaction, 0)
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.975])
 def test_the_interval_adds_the_half_widths_of_seeds_and_images_in_quadrature(arms, confidence):
     found = distance(*arms)
-    t, z = stats.t.ppf((1 + confidence) / 2, found.df), stats.norm.ppf((1 + confidence) / 2)
-    half = math.sqrt(t**2 * found.v_seeds + z**2 * found.v_rest)
+    v = found.variances
+    t, z = stats.t.ppf((1 + confidence) / 2, v.df), stats.norm.ppf((1 + confidence) / 2)
+    half = math.sqrt(t**2 * v.seeds + z**2 * v.rest)
     assert found.interval(confidence) == pytest.approx((found.estimate - half, found.estimate + half))
-    assert Distance(found.estimate, 4e-6, 2e-6, 3e-6, 5.0).half_width(0.95) == pytest.approx(2.5706 * 0.002, rel=1e-4)
+    assert Variances(4e-6, 2e-6, 3e-6, 5.0).half_width(0.95) == pytest.approx(2.5706 * 0.002, rel=1e-4)
 
 
 def test_the_p_value_is_that_of_the_interval_that_ends_at_zero(arms):
     found = distance(*arms)
     low, high = found.interval(1 - found.p)
     assert min(abs(low), abs(high)) == pytest.approx(0, abs=1e-9)
-
-
-def test_without_a_slope_the_variances_are_those_of_the_crossed_bootstrap(arms):
-    policy, uniform = arms
-    flags = [policy.robust.astype(float), uniform[2].robust.astype(float)]
-    found = frontier._combination(0.0, flags, [1.0, -1.0])
-    assert (found.v_seeds, found.v_rest) == pytest.approx(_variances(policy.robust, uniform[2].robust), rel=1e-9)
-    both = crossed_bootstrap(policy.robust, uniform[2].robust).estimate
-    assert both == pytest.approx(policy.mean_robust - uniform[2].mean_robust)
 
 
 def test_the_variances_are_those_of_resampled_seeds_and_images():
@@ -184,7 +175,7 @@ def test_the_variances_are_those_of_resampled_seeds_and_images():
         rows, columns = [generator.integers(6, size=6) for _ in range(5)], generator.integers(300, size=300)
         terms.append((refitted(rows, everything), refitted(all_rows, columns)))
     seeds, images = np.var(terms, axis=0) * [6 / 5, 300 / 299]
-    assert (seeds, images) == pytest.approx((found.v_seeds, found.v_images), rel=0.15)
+    assert (seeds, images) == pytest.approx((found.variances.seeds, found.variances.images), rel=0.15)
 
 
 def test_the_order_of_images_runs_and_arms_does_not_matter(arms):
@@ -197,7 +188,7 @@ def test_the_order_of_images_runs_and_arms_does_not_matter(arms):
         return Arm(arm.natural[rows][:, columns], arm.robust[rows][:, columns])
 
     again, found = distance(shuffled(policy), [shuffled(arm) for arm in reversed(uniform)]), distance(policy, uniform)
-    assert astuple(again) == pytest.approx(astuple(found))
+    assert (again.estimate, *astuple(again.variances)) == pytest.approx((found.estimate, *astuple(found.variances)))
 
 
 def test_a_further_arm_on_the_curve_does_not_move_it(arms):
@@ -255,7 +246,8 @@ def test_the_difference_of_two_distances_is_one_minus_the_other(arms):
     assert found.estimate == pytest.approx(distance(policy, uniform).estimate - distance(other, uniform).estimate)
     same = distance(policy, uniform, policy)  # of one arm with itself: the curve and all images cancel
     own = frontier._combination(0.0, [fit_curve(uniform).values(policy)] * 2, [1.0, -1.0])
-    assert (same.estimate, same.v_images, same.v_seeds) == pytest.approx((0, 0, own.v_seeds))
+    found = (same.estimate, same.variances.images, same.variances.seeds)
+    assert found == pytest.approx((0, 0, own.variances.seeds))
 
 
 def test_distance_within_seeds_is_the_mean_of_each_seeds_own_regression():
@@ -281,8 +273,8 @@ def test_distance_within_seeds_is_the_mean_of_each_seeds_own_regression():
         ),
     ):
         assert found.estimate == pytest.approx(np.mean(expected))
-        assert found.v_seeds == pytest.approx(np.var(expected, ddof=1) / 3)
-        assert found.df == pytest.approx(2)
+        assert found.variances.seeds == pytest.approx(np.var(expected, ddof=1) / 3)
+        assert found.variances.df == pytest.approx(2)
 
 
 def test_within_seeds_what_all_runs_of_a_seed_share_cancels():
@@ -296,7 +288,7 @@ def test_within_seeds_what_all_runs_of_a_seed_share_cancels():
     policy = exact(0.85, 0.4805)  # .003 above
     within, between = distance_within_seeds(policy, uniform), distance(policy, uniform)
     assert within.estimate == pytest.approx(0.003, abs=1e-4)
-    assert math.sqrt(within.v_seeds) < 1e-4 < 0.005 < math.sqrt(between.v_seeds)
+    assert math.sqrt(within.variances.seeds) < 1e-4 < 0.005 < math.sqrt(between.variances.seeds)
 
 
 def test_within_seeds_false_alarms_are_rare_where_seeds_move_all_arms():
@@ -310,7 +302,7 @@ def test_within_seeds_false_alarms_are_rare_where_seeds_move_all_arms():
     for _ in range(studies):
         ease = draw.normal(0, 2, (1, 300)) + draw.normal(0, 0.3, (4, 1))
         found = distance_within_seeds(arm(0.785, ease), [arm(x, ease) for x in (0.70, 0.76, 0.80, 0.86)])
-        alarms += found.estimate is not None and abs(found.estimate) > found.half_width(0.95)
+        alarms += found.estimate is not None and abs(found.estimate) > found.variances.half_width(0.95)
     assert alarms / studies < 0.09
 
 
@@ -335,7 +327,7 @@ def test_the_secants_variance_is_that_of_resampled_seeds():
             for rows in [generator.integers(6, size=6)]
         )
         values.append(secant_distance(p, m, (a, b)).estimate)
-    assert np.var(values) * 6 / 5 == pytest.approx(found.v_seeds, rel=0.15)
+    assert np.var(values) * 6 / 5 == pytest.approx(found.variances.seeds, rel=0.15)
 
 
 def test_the_negative_control_takes_each_uniform_arm_against_the_others(arms):
@@ -402,7 +394,7 @@ def test_the_correlation_of_seeds_is_pearsons_on_the_seeds_that_two_arms_share(a
     ],
 )
 def test_the_verdict_follows_from_two_intervals(monkeypatch, arms, estimate, deviation, side, on_curve, text):
-    given = Distance(estimate, deviation**2, 0.0, 0.0, 1e6)
+    given = Distance(estimate, Variances(deviation**2, 0.0, 0.0, 1e6))
     monkeypatch.setattr("pixelpart.comparison.frontier_study.distance", lambda *_: given)
     found = verdict(*arms)
     assert (found.side, found.on_curve) == (side, on_curve)
@@ -410,7 +402,7 @@ def test_the_verdict_follows_from_two_intervals(monkeypatch, arms, estimate, dev
 
 
 def test_the_smallest_effect_is_that_of_the_normal_distribution_for_many_seeds():
-    found = Distance(0.0, 1e-6, 0.0, 0.0, 1e9)
+    found = Distance(0.0, Variances(1e-6, 0.0, 0.0, 1e9))
     assert smallest_effect(found) == pytest.approx(0.001 * (stats.norm.ppf(0.9875) + stats.norm.ppf(0.8)), rel=1e-6)
 
 

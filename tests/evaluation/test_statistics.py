@@ -8,7 +8,17 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import binomtest, norm
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.statistics import _variances, crossed_bootstrap, difference, mcnemar, paired, wilson
+from pixelpart.evaluation.statistics import (
+    accuracy_interval,
+    crossed_bootstrap,
+    crossed_interval,
+    difference,
+    mcnemar,
+    paired,
+    paired_t_test,
+    variances,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +86,11 @@ def test_one_run_per_side_uses_mcnemar_and_several_use_the_bootstrap():
 # -- two methods
 
 
+def of_seeds_and_rest(a, b):
+    found = variances((a, b), (1, -1))
+    return found.seeds, found.rest
+
+
 def simulated(generator, seeds, n, *, mu=(0.0, 0.0), skill=0.05, rho=0.9, shared=1.0, repeats=1):
     """Flags of two methods, (repeats, seeds, n) each: correct if image, seed and noise add up to more than -mu.
 
@@ -108,14 +123,14 @@ def test_the_closed_form_equals_resampling(groups):
         both = a[np.ix_(rows_a, columns)].mean() - b[np.ix_(rows_b, columns)].mean() - d
         terms.append((seeds, images, both - seeds - images))
     seeds, images, interaction = np.var(terms, axis=0) * [s / (s - 1), n / (n - 1), s / (s - 1) * n / (n - 1)]
-    assert (seeds, images - interaction) == pytest.approx(_variances(a, b), rel=0.1)
+    assert (seeds, images - interaction) == pytest.approx(of_seeds_and_rest(a, b), rel=0.1)
 
 
 def test_the_variance_is_that_of_the_difference_over_new_seeds_and_new_images():
     for seeds, skill, shared in ((2, 0.0, 1.0), (3, 0.1, 0.9), (5, 0.02, 0.99)):
         a, b = simulated(np.random.default_rng(seeds), seeds, 200, skill=skill, shared=shared, repeats=1000)
         estimates = a.mean((1, 2)) - b.mean((1, 2))
-        means = np.mean([sum(_variances(x, y)) for x, y in zip(a, b, strict=True)])
+        means = np.mean([sum(of_seeds_and_rest(x, y)) for x, y in zip(a, b, strict=True)])
         # the images' term is cut off at 0, so it is slightly too large where both methods find the same images easy
         assert 0.9 < means / estimates.var() < 1.2
 
@@ -156,7 +171,8 @@ def test_swapping_sides_flips_the_sign_and_order_does_not_matter(both, random, c
 
 def test_p_is_the_level_of_the_interval_that_ends_at_0(groups):
     a, b = groups
-    assert min(_variances(a, b)) > 0.1 * max(_variances(a, b))  # seeds and images both matter
+    found = of_seeds_and_rest(a, b)
+    assert min(found) > 0.1 * max(found)  # seeds and images both matter
     found = crossed_bootstrap(a, b)
     assert 0.001 < found.p < 0.9
     assert crossed_bootstrap(a, b, confidence=1 - found.p).low == pytest.approx(0, abs=1e-9)
@@ -172,6 +188,70 @@ def test_seeds_that_tie_are_not_proof():
     image = np.arange(100)
     a, b = np.stack((image < 50, image >= 50)), np.stack((image < 52, image >= 48))
     assert crossed_bootstrap(a, b).p > 0.05
+
+
+def test_the_interval_of_seeds_that_tie_by_hand():
+    """All three seeds of a are right at the same 110 of 200 images, those of b at the others: d = .1, no interaction.
+
+    V_images = var(±1) / 200 = 198/199/200. As if one of three seeds had one more right, whose variance is
+    (1/200)²/3: V_seeds = 2 (1/200)²/3/3. Half-width: sqrt(2.7764² V_seeds + 1.96² V_images) = .138397.
+    """
+    a = np.tile(np.arange(200) < 110, (3, 1))
+    found = variances((a, ~a), (1, -1))
+    assert (found.seeds, found.images, found.interaction) == pytest.approx((2 / 600**2, 198 / 199 / 200, 0.0))
+    assert found.df == pytest.approx(4)
+    tested = crossed_bootstrap(a, ~a)
+    assert (tested.low, tested.high) == pytest.approx((0.1 - 0.138397, 0.1 + 0.138397), abs=1e-6)
+    assert crossed_interval(a, ~a)[1:] == pytest.approx((tested.low, tested.high))
+    one_more = a.copy()
+    one_more[0, 150] = True
+    assert variances((one_more, ~a), (1, -1)).seeds == pytest.approx(found.seeds)
+
+
+@given(groups_of_flags, st.sampled_from([(1, -1), (0.7, -1.3)]))
+def test_flags_summed_as_integers_have_the_variances_of_floats_and_of_plain_numpy(both, weights):
+    n, z = both[0].shape[1], sum(w * x.mean(0) for w, x in zip(weights, both, strict=True))
+    seeds = interaction = 0.0
+    for w, x in zip(weights, both, strict=True):
+        s, rows, columns = len(x), x.mean(1, keepdims=True), x.mean(0)
+        seeds += w**2 * max(rows.var(ddof=1), 1 / (s * n**2)) / s
+        interaction += w**2 * np.square(x - rows - columns + x.mean()).sum() / (s * (s - 1) * n * (n - 1))
+    for values in (both, [x.astype(float) for x in both]):
+        found = variances(values, weights)
+        assert (found.seeds, found.images, found.interaction) == pytest.approx(
+            (seeds, z.var(ddof=1) / n, interaction), abs=1e-12
+        )
+
+
+def test_crossed_interval_of_two_groups_is_that_of_the_crossed_bootstrap():
+    draw = np.random.default_rng(0)
+    a, b = draw.random((3, 400)) < 0.6, draw.random((3, 400)) < 0.55
+    known = crossed_bootstrap(a, b)
+    for sides in ((a, b), (a.astype(float), b.astype(float))):
+        assert crossed_interval(*sides) == pytest.approx((known.estimate, known.low, known.high))
+
+
+def test_with_one_seed_only_the_images_count():
+    shares = np.array([[0.0, 0.5, 1.0, 0.5]])  # deviation sqrt(1/6), of the mean sqrt(1/24)
+    half = 1.959964 * math.sqrt(1 / 24)
+    assert crossed_interval(shares) == pytest.approx((0.5, 0.5 - half, 0.5 + half), abs=1e-6)
+    assert crossed_interval(shares, np.zeros((1, 4))) == pytest.approx(crossed_interval(shares))
+
+
+def test_accuracy_interval_covers_the_true_accuracy_of_new_seeds_and_images():
+    draw, covered, studies = np.random.default_rng(0), 0, 400
+    for _ in range(studies):
+        difficulty = draw.normal(0, 0.2, 200)
+        seeds = draw.normal(0, 0.03, 4)[:, None]
+        low, high = accuracy_interval(draw.random((4, 200)) < np.clip(0.5 + difficulty + seeds, 0, 1))
+        covered += low <= 0.5 <= high
+    assert covered / studies > 0.92
+
+
+def test_paired_t_test_is_students():
+    mean, low, high, p = paired_t_test([1.0, 2.0, 3.0])  # t = 2 / (1 / sqrt 3) = 3.464, df 2
+    assert (mean, p) == pytest.approx((2.0, 0.0742), abs=1e-4)
+    assert (low, high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
 
 
 FLAGS = np.ones((3, 10), dtype=bool)

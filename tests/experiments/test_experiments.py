@@ -11,15 +11,13 @@ from command_line import few
 from metrics_rows import metrics_row
 from pixelpart import data, experiments, recipes
 from pixelpart.cli.main import main
-from pixelpart.comparison.intervals import accuracy_interval, crossed_interval
 from pixelpart.config import Config
 from pixelpart.engine.plan import build_plan
 from pixelpart.evaluation.attack_spec import parse_attack
-from pixelpart.evaluation.statistics import crossed_bootstrap
 from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper, tables
 from pixelpart.experiments.common.experiment import FOUR, load, run_experiment
-from pixelpart.experiments.common.intervals import minus_paper
+from pixelpart.experiments.common.paper import minus_paper
 from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs, read_run
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.runtime.progress import Screen
@@ -93,24 +91,6 @@ def test_policies_by_the_gradient_are_of_the_cross_entropy_of_the_label():
     policies = load("policies")
     masks = [config.mask for config in policies.arms(policies.scales["paper"]).values()]
     assert [mask.target for mask in masks if mask.source.startswith("gradient")] == ["label"] * 4
-
-
-def test_crossed_interval_of_two_groups_is_that_of_the_crossed_bootstrap():
-    draw = np.random.default_rng(0)
-    a, b = draw.random((3, 400)) < 0.6, draw.random((3, 400)) < 0.55
-    known = crossed_bootstrap(a, b)
-    found = crossed_interval([(1.0, a), (-1.0, b)])
-    assert found == pytest.approx([100 * known.estimate, 100 * known.low, 100 * known.high])
-
-
-def test_accuracy_interval_covers_the_true_accuracy_of_new_seeds_and_images():
-    draw, covered, studies = np.random.default_rng(0), 0, 400
-    for _ in range(studies):
-        difficulty = draw.normal(0, 0.2, 200)
-        seeds = draw.normal(0, 0.03, 4)[:, None]
-        low, high = accuracy_interval(draw.random((4, 200)) < np.clip(0.5 + difficulty + seeds, 0, 1))
-        covered += low <= 50 <= high
-    assert covered / studies > 0.92
 
 
 def test_minus_paper_by_hand():

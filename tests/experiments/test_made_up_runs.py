@@ -10,6 +10,7 @@ import pytest
 from pixelpart import experiments
 from pixelpart.comparison.frontier import Distance
 from pixelpart.data.corruptions import CORRUPTIONS
+from pixelpart.evaluation.statistics import Variances
 from pixelpart.experiments.common import distances, plots
 from pixelpart.experiments.common.experiment import Runner, load
 from pixelpart.experiments.common.results import RunResult
@@ -187,6 +188,6 @@ def test_a_share_of_broken_images_is_not_called_an_accuracy(tmp_path):
 
 
 def test_a_distance_that_rounds_to_zero_has_no_minus():
-    d = Distance(-1e-5, v_seeds=1e-12, v_images=1e-12, v_interplay=0, df=5)
+    d = Distance(-1e-5, Variances(seeds=1e-12, images=1e-12, interaction=0, df=5))
     assert d.interval(0.9)[1] < 0
     assert (str(d), distances.ends(d, 0.9)) == ("+0.00 [+0.00, +0.00]", "[+0.00, +0.00]")

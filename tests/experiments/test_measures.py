@@ -11,7 +11,6 @@ from command_line import few
 from pixelpart import data, masks, recipes
 from pixelpart.engine.train import train
 from pixelpart.experiments.common import measures
-from pixelpart.experiments.common.intervals import paired
 from pixelpart.experiments.common.measures import (
     AFTER_PGD,
     SENSITIVITY,
@@ -72,12 +71,6 @@ def test_a_map_on_the_object_only_is_concentrated_by_the_inverse_of_its_area(run
     assert found["columns"].keys() == {"epoch 1"}
     labels = data.load("shapes", split="test")[1]
     assert len({int(labels[k]) for k in found["index"]}) == len(found["maps"][1]) == 4
-
-
-def test_paired_is_students_test():
-    mean, low, high, p = paired([1.0, 2.0, 3.0])  # t = 2 / (1 / sqrt 3) = 3.464, df 2
-    assert (mean, p) == pytest.approx((2.0, 0.0742), abs=1e-4)
-    assert (low, high) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
 
 
 def test_equivalent_eps_weights_images_by_their_gradient():

@@ -68,7 +68,7 @@ def test_results_with_warnings_have_a_star_at_the_mean_and_at_the_run(measured, 
     for seed in range(2):
         folder = measured(f"grid/runs/{seed:016d}", results, config=config(seed), warnings=[warning] * seed)
     found = page(folder.parent.parent)
-    assert [arm[1].split(" to ")[0] for arm in cells(found.all("table", "results")[0])[1:]] == ["10.00 %* 0.00"]
+    assert [arm[1].split(" to ")[0] for arm in cells(found.all("table", "results")[0])[1:]] == ["10.00 %* 1.32"]
     assert [run[-2:] for run in cells(found.all("table", "grid")[0])[1:]] == [["10.00", "10.00"], ["10.00*", "10.00*"]]
     (shown,) = found.all("ul", "warnings")
     label = "shapes-part seed=1"

@@ -9,13 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pixelpart.comparison.intervals import PerImage, accuracy_interval, student
 from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.entries import Entry, current_entries
+from pixelpart.evaluation.statistics import (
+    PerImage,
+    accuracy_interval,
+    crossed_interval,
+    difference,
+    student_quantile,
+)
 from pixelpart.evaluation.store import read_flags
-from pixelpart.experiments.common.intervals import SAME_AS_IN_PAPER, apart, minus_paper
-from pixelpart.experiments.common.paper import Number, Numbers
+from pixelpart.experiments.common.paper import SAME_AS_IN_PAPER, Number, Numbers, minus_paper
 from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 from pixelpart.sweeps.identity import parent_of
@@ -147,7 +152,7 @@ class Results:
         ours, theirs = ({run.seed: run.flags[column] for run in runs if column in run.flags} for runs in groups)
         seeds, found = [seed for seed in ours if seed in theirs], None
         if len({len(side[seed]) for side in (ours, theirs) for seed in seeds}) == 1:  # images
-            found = apart(*(np.stack([side[seed] for seed in seeds]) for side in (ours, theirs)))
+            found = _apart(*(np.stack([side[seed] for seed in seeds]) for side in (ours, theirs)))
         name = SAME_AS_IN_PAPER.get(column, column)
         numbers = [self.paper.get(label, {}).get(name) for label in (arm, baseline)]
         known = [number[0] for number in numbers if number]
@@ -259,12 +264,21 @@ def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | N
     if len(runs) == 1 and column in runs[0].intervals:
         return runs[0].intervals[column]
     if flags and len(flags) == len(runs) and len({len(one) for one in flags}) == 1 and len(flags[0]) > 1:
-        low, high = accuracy_interval(np.stack(flags))
+        low, high = (100 * end for end in accuracy_interval(np.stack(flags)))
         return (max(low, 0.0), min(high, 100.0)) if flags[0].dtype == bool else (low, high)
     if len(runs) == 1:
         return None
-    half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = student_quantile(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
+
+
+def _apart(a: PerImage, b: PerImage) -> tuple[float, float, float]:
+    """a - b in points with its interval: of `statistics.difference` if these are flags."""
+    if a.dtype == b.dtype == bool:
+        found = difference(a, b)
+        return 100 * found.estimate, 100 * found.low, 100 * found.high
+    estimate, low, high = crossed_interval(a, b)
+    return 100 * estimate, 100 * low, 100 * high
 
 
 def mean_of(values: Any) -> float | None:
