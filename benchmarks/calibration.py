@@ -12,8 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from pixelpart.evaluation.result import FlagArray
-from pixelpart.evaluation.statistics import difference, wilson
+from pixelpart.evaluation.statistics import FlagArray, difference, wilson
 
 LEVEL = 0.05
 CORRELATION = 0.95  # ρ

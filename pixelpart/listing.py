@@ -14,7 +14,7 @@ from typing import Any
 
 from pixelpart.config import DEFAULT_EPS, Config, config_from
 from pixelpart.errors import UserError, similar_path
-from pixelpart.evaluation.entries import Entry, current_entries, on_most_images
+from pixelpart.evaluation.results import Entry, current_entries, on_most_images
 from pixelpart.files import lock_holder, parse_json, read_text
 from pixelpart.runs import MetricsRow, RunFolder
 

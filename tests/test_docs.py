@@ -38,7 +38,7 @@ from pixelpart.cli.main import main
 from pixelpart.config import Config, config_from
 from pixelpart.data.loader import check_holdout
 from pixelpart.engine.plan import build_plan
-from pixelpart.evaluation import explain, result
+from pixelpart.evaluation import explain, results
 from pixelpart.report.pictures import write_picture
 from pixelpart.runs import read_facts
 from pixelpart.runtime.progress import Screen
@@ -120,7 +120,7 @@ def cut_down(patch):
         names = attacks.split(",") if isinstance(attacks, str) else attacks
         assert all(evaluate_module.parse_attack(name) for name in names)
         if isinstance(subject, str) and ":" not in subject and not Path(subject).exists():
-            return result.Result({})
+            return results.Result({})
         given = isinstance(settings.get("data"), tuple)
         return evaluate(subject, attacks=attacks, images=None if given else 16, **settings)
 

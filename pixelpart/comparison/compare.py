@@ -12,9 +12,8 @@ import numpy as np
 
 from pixelpart.config import differing_fields, method_fields, write_fraction
 from pixelpart.errors import UserError, choose
-from pixelpart.evaluation.entries import current_entries, read_entries
-from pixelpart.evaluation.result import Entry, FlagArray
-from pixelpart.evaluation.statistics import MCNEMAR, Difference, difference, wilson
+from pixelpart.evaluation.results import Entry, current_entries, read_entries
+from pixelpart.evaluation.statistics import MCNEMAR, Difference, FlagArray, difference, wilson
 from pixelpart.evaluation.store import read_flags
 from pixelpart.evaluation.target import HELD_OUT, SPLITS
 from pixelpart.runs import Run, RunFolder

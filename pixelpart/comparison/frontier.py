@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.result import FlagArray
-from pixelpart.evaluation.statistics import Variances, variances
+from pixelpart.evaluation.statistics import FlagArray, Variances, variances
 
 Row = NDArray[np.floating[Any]]
 Values = NDArray[np.floating[Any]]  # (runs, images)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from pixelpart.comparison.frontier import Arm, Distance, Values, distance, fit_curve
 from pixelpart.errors import UserError
-from pixelpart.evaluation.result import FlagArray
-from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.statistics import FlagArray, wilson
 
 MARGIN = 0.003  # "on the curve" is within ±0.30 points
 

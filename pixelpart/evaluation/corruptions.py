@@ -19,8 +19,8 @@ from pixelpart.errors import UserError, choose
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import checked_logits
 from pixelpart.evaluation.measure import natural
-from pixelpart.evaluation.result import Entry, FlagArray, Outcome
-from pixelpart.evaluation.statistics import score_interval
+from pixelpart.evaluation.results import Entry, Outcome
+from pixelpart.evaluation.statistics import FlagArray, score_interval
 from pixelpart.evaluation.store import NOT_STORED, ResultKey, ResultStore, hash_json
 from pixelpart.evaluation.target import Target, load_target
 from pixelpart.runs import Run

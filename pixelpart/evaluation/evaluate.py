@@ -14,7 +14,7 @@ from pixelpart.evaluation.attack_spec import choices, parse_attack, resolve
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.images import check_gradient, checked_logits
 from pixelpart.evaluation.measure import clean_logits, measure
-from pixelpart.evaluation.result import Outcome, Result
+from pixelpart.evaluation.results import Outcome, Result
 from pixelpart.evaluation.store import NOT_STORED, ResultKey, ResultStore
 from pixelpart.evaluation.target import load_target
 from pixelpart.runs import Run

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.result import FlagArray
 
-PerImage = NDArray[Any]  # (n,) or (seeds, n): whether an image is classified correctly, or a share of its versions
+FlagArray = NDArray[np.bool_]  # (n,) or (seeds, n): which images are classified correctly
+PerImage = NDArray[Any]  # (n,) or (seeds, n): such flags, or the share of an image's versions
 
 MCNEMAR = "McNemar, exact"
 BOOTSTRAP = "bootstrap over seeds and images"

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from pixelpart.errors import UserError
 from pixelpart.evaluation.checks.sanity import MODE_WARNING
-from pixelpart.evaluation.entries import hash_json, read_entries, with_checksum
 from pixelpart.evaluation.images import ImageSet
 from pixelpart.evaluation.partial import PartialResult, agree
-from pixelpart.evaluation.result import Entry, FlagArray, Outcome
-from pixelpart.evaluation.statistics import wilson
+from pixelpart.evaluation.results import Entry, Outcome, hash_json, read_entries, with_checksum
+from pixelpart.evaluation.statistics import FlagArray, wilson
 from pixelpart.evaluation.target import Target
 from pixelpart.files import atomic_write, exclusive_lock
 from pixelpart.runs import EVAL_SCHEMA

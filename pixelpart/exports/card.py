@@ -7,7 +7,7 @@ import shlex
 from pixelpart.config import Config, code_flags, is_user_code, write_fraction, write_size
 from pixelpart.errors import UserError
 from pixelpart.evaluation.attack_spec import parse_attack
-from pixelpart.evaluation.entries import Entry
+from pixelpart.evaluation.results import Entry
 from pixelpart.exports.trained import Trained
 
 CARD = """---

@@ -5,7 +5,7 @@ from typing import Any
 
 from pixelpart import data
 from pixelpart.config import Config, write_fraction
-from pixelpart.evaluation.entries import Entry, current_entries, on_most_images
+from pixelpart.evaluation.results import Entry, current_entries, on_most_images
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
 from pixelpart.runs import Facts, Run

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelpart.config import DEFAULT_EPS, Config, default_step_size, flat, validation_message
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import checksum_matches, current_entries
+from pixelpart.evaluation.results import checksum_matches, current_entries
 from pixelpart.files import parse_json, read_text
 from pixelpart.runs import MetricsRow, Run, mean_budget
 

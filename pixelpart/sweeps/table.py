@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pixelpart.config import write_fraction
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import Entry, current_entries
+from pixelpart.evaluation.results import Entry, current_entries
 from pixelpart.files import atomic_write
 from pixelpart.runs import RunFolder, mean_budget
 from pixelpart.runtime.tables import text_table, warning_lines

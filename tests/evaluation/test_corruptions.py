@@ -14,7 +14,7 @@ from pixelpart.errors import UserError
 from pixelpart.evaluation import corruptions as module
 from pixelpart.evaluation import store
 from pixelpart.evaluation.corruptions import DRAWN, CorruptionResult, corruptions, mean_accuracy
-from pixelpart.evaluation.result import Outcome
+from pixelpart.evaluation.results import Outcome
 from pixelpart.evaluation.statistics import wilson
 
 N = 24

@@ -18,7 +18,7 @@ from pixelpart.cli.main import main
 from pixelpart.config import Config, height_width
 from pixelpart.engine.checkpoint import find_parent
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import on_most_images, with_checksum
+from pixelpart.evaluation.results import on_most_images, with_checksum
 from pixelpart.exports import FORMATS, formats
 from pixelpart.exports.card import model_card
 from pixelpart.exports.trained import Trained

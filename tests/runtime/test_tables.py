@@ -9,7 +9,7 @@ import numpy as np
 import pixelpart as pp
 from metrics_rows import metrics_row
 from pixelpart.config import Config
-from pixelpart.evaluation.result import Outcome, Result
+from pixelpart.evaluation.results import Outcome, Result
 from pixelpart.runs import RunFolder
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pixelpart.config import Config
 from pixelpart.errors import UserError
-from pixelpart.evaluation.entries import Entry, current_entries
+from pixelpart.evaluation.results import Entry, current_entries
 from pixelpart.evaluation.statistics import (
     PerImage,
     accuracy_interval,

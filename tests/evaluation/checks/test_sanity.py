@@ -10,7 +10,7 @@ from pixelpart import data, models
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
 from pixelpart.evaluation.images import ImageSet
-from pixelpart.evaluation.result import Outcome, Result
+from pixelpart.evaluation.results import Outcome, Result
 
 
 class Light(nn.Module):
