@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pixelpart.attacks.apgd import apgd
+from pixelpart.attacks.apgd import apgd, mm3
 from pixelpart.attacks.autoattack import COMBINED, SEARCHES, VERSIONS, autoattack
 from pixelpart.attacks.ball import draw_noise, project, start_point
 from pixelpart.attacks.fab import fab
-from pixelpart.attacks.mm3 import mm3
 from pixelpart.attacks.mma import mma
 from pixelpart.attacks.pgd import pgd
 from pixelpart.attacks.square import square

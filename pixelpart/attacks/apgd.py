@@ -1,4 +1,4 @@
-"""Auto-PGD (Croce and Hein 2020): gradient steps whose size is adapted for each sample at checkpoints.
+"""Auto-PGD (Croce and Hein 2020): gradient steps whose size is adapted for each sample at checkpoints; and MM3.
 
 How a step is made and when it is shortened depends on the norm: l_inf is here, l2 and l1 are in norms.py.
 """
@@ -61,11 +61,30 @@ def apgd_search(
     loss = loss or ("dlr" if targets else "ce")
     loss_of = choose(table, loss, "loss with targets" if targets else "loss")
     min_classes = 3 if loss == "dlr" and not targets else 2
-    from pixelpart.attacks.norms import GEOMETRIES  # late, since l2 and l1 build on l_inf
+    balls: dict[str, type[LInf | L1]] = {"linf": LInf}
+    if norm != "linf":
+        from pixelpart.attacks import norms  # late, since l2 and l1 build on l_inf
 
-    geometry = choose(GEOMETRIES, norm, "norm").of(steps)
+        balls |= {"l2": norms.L2, "l1": norms.L1}
+    geometry = choose(balls, norm, "norm").of(steps)
     begin, advance = partial(_begin, geometry), partial(_advance, geometry, loss_of)
     return Search(begin, advance, geometry.steps, targets, restarts, norm, min_classes)
+
+
+def mm3(
+    model: Model, x: Images, y: Labels, budget: Budget, *, steps: int = 20, generator: torch.Generator | None = None
+) -> Images:
+    """Of the images Auto-PGD on z_t - z_y visits for the targets t, the one with the largest max_{k != y} z_k - z_y.
+
+    The targets are the three wrong classes with the largest clean logits, or all if there are fewer: the minimum-margin
+    attack as its authors evaluate with it (Gao et al. 2022).
+    """
+    return run_search(mm3_search(steps=steps), model, x, y, budget, generator=generator)
+
+
+def mm3_search(*, steps: int = 20) -> Search:
+    """MM3 as a search: Auto-PGD on the margin z_t - z_y, with one start per target."""
+    return apgd_search(loss="margin", steps=steps, targets=3)
 
 
 UNTARGETED: dict[str, Callable[..., Tensor]] = {

@@ -8,11 +8,10 @@ from types import MappingProxyType
 
 import torch
 
-from pixelpart.attacks.apgd import apgd_search
+from pixelpart.attacks.apgd import apgd_search, mm3_search
 from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, default_generator
 from pixelpart.attacks.batching import LabelledImages, Samples, Try, run_tries
 from pixelpart.attacks.fab import fab_search
-from pixelpart.attacks.mm3 import mm3_search
 from pixelpart.attacks.search import Search, budget_per_sample, is_correct
 from pixelpart.attacks.square import square_search
 from pixelpart.errors import UserError, choose

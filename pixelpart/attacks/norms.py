@@ -129,6 +129,3 @@ class L1(NamedTuple):
 
     def inside(self, state: State) -> Flags | None:
         return inside(state["point"], state["x"], state["budget"], norm="l1")
-
-
-GEOMETRIES: dict[str, type[LInf | L1]] = {"linf": LInf, "l2": L2, "l1": L1}

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from pixelpart.attacks import ATTACKS, Attack, mma, pgd
-from pixelpart.attacks.apgd import apgd, apgd_search
+from pixelpart.attacks.apgd import apgd, apgd_search, mm3, mm3_search
 from pixelpart.attacks.ball import default_generator, draw_noise, in_dtype_of, inside, start_point
 from pixelpart.attacks.fab import fab, fab_search
-from pixelpart.attacks.mm3 import mm3, mm3_search
 from pixelpart.attacks.search import budget_per_sample, target_classes
 from pixelpart.attacks.square import square, square_search
 from pixelpart.losses import margin
