@@ -10,7 +10,7 @@ import torch
 
 from pixelpart.attacks.apgd import apgd_search, mm3_search
 from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, default_generator
-from pixelpart.attacks.batching import LabelledImages, Samples, Try, run_tries
+from pixelpart.attacks.batching import Samples, Try, run_tries
 from pixelpart.attacks.fab import fab_search
 from pixelpart.attacks.search import Search, budget_per_sample, is_correct
 from pixelpart.attacks.square import square_search
@@ -83,7 +83,7 @@ def autoattack(
         classes = clean_logits.shape[1]
         check_attack_labels(y, classes, n=len(x))
         view, _ = trusted_view(net, x[:slots], search)
-        samples = Samples(LabelledImages(x, y), budget_per_sample(budget, x), clean_logits, net, seed)
+        samples = Samples(lambda index: (x[index], y[index]), budget_per_sample(budget, x), clean_logits, net, seed)
         correct = is_correct(clean_logits, y)
         correct, _ = run_searches(possible_searches(searches, classes), view, samples, correct, slots=slots)
     return correct

@@ -37,27 +37,16 @@ class Try(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True)
-class LabelledImages:
-    """Images and their labels, by sample number."""
-
-    images: Tensor
-    labels: Tensor
-
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of these sample numbers."""
-        return self.images[index], self.labels[index]
-
-
 @dataclass
 class Samples:
-    """The samples under attack, by number: how a try starts, and whether an image breaks the model.
+    """Images under attack: `begin` starts tries on them; `broken_by` decides, with the full-precision model, whether an
+    image is adversarial.
 
-    The budget is a float, or a tensor with one row per sample. The draws of a try depend only on the seed, the search's
-    name, the sample and the number of the try.
+    `take` returns the images and labels of sample numbers. The budget is a float, or a tensor with one row per sample.
+    The draws of a try depend only on the seed, the search's name, the sample and the number of the try.
     """
 
-    pictures: LabelledImages
+    take: Callable[[Tensor], tuple[Images, Labels]]
     budget: Budget
     clean_logits: Logits
     model: Model
@@ -78,7 +67,7 @@ class Samples:
         return ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
 
     def _take(self, samples: Tensor) -> tuple[Images, Labels, Tensor]:
-        x, y = self.pictures.take(samples)
+        x, y = self.take(samples)
         return x, y, budget_per_sample(self.budget[samples] if isinstance(self.budget, Tensor) else self.budget, x)
 
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from pixelpart import draws, losses
 from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import draw_noise, inside, start_point
-from pixelpart.attacks.batching import LabelledImages
 from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED
 from pixelpart.data import as_float, check_labels
 from pixelpart.errors import UserError
@@ -19,9 +18,11 @@ KEY_IMAGES = 8  # images whose logits are part of a result's key, and on which t
 
 
 @dataclass(frozen=True)
-class ImageSet(LabelledImages):
+class ImageSet:
     """Images, uint8 or in [0,1], their labels, the device that they are attacked on, and how many at a time."""
 
+    images: Tensor
+    labels: Tensor
     device: torch.device
     batch_size: int = 128
 
@@ -30,8 +31,8 @@ class ImageSet(LabelledImages):
 
     def take(self, index: Tensor) -> tuple[Images, Labels]:
         """Images as fp32 in [0,1] and labels of these sample numbers, on the device."""
-        x, y = super().take(index.cpu())
-        x, y = x.to(self.device), y.to(self.device)
+        index = index.cpu()
+        x, y = self.images[index].to(self.device), self.labels[index].to(self.device)
         return (as_float(x) if x.dtype == torch.uint8 else x.float()), y.long()
 
     def first(self, count: int) -> tuple[Images, Labels]:

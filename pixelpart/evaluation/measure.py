@@ -106,7 +106,9 @@ def measure(
     left, left_after = run_searches(
         spec.searches,
         view,
-        Samples(pictures, spec.eps, clean, functools.partial(logits_of, model, kind="adversarial images"), spec.seed),
+        Samples(
+            pictures.take, spec.eps, clean, functools.partial(logits_of, model, kind="adversarial images"), spec.seed
+        ),
         attacked,
         slots=pictures.batch_size,
         settled=partial.settled,

@@ -9,12 +9,12 @@ from torch import nn
 from pixelpart.attacks.apgd import apgd, apgd_search
 from pixelpart.attacks.autoattack import run_searches
 from pixelpart.attacks.ball import length, project_l1
-from pixelpart.attacks.batching import LabelledImages, Samples
+from pixelpart.attacks.batching import Samples
 from pixelpart.attacks.norms import L1
 from pixelpart.attacks.search import Search, initial_state, keep_best
 from pixelpart.draws import hashed_normal
 from pixelpart.errors import UserError
-from walks import NORMS, RADII, begun
+from walks import NORMS, RADII, begun, by_number
 
 
 def test_the_l1_start_is_normal_noise_projected_onto_the_largest_ball(make_net, make_batch):
@@ -111,7 +111,7 @@ def test_an_error_counts_only_inside_the_ball_of_the_norm(norm, budget, broken):
         return nn.functional.one_hot(torch.arange(3), 3)[: len(z)] * (0.5 - changed)
 
     correct, model = torch.ones(3, dtype=torch.bool), errs_when_changed
-    samples = Samples(LabelledImages(x, y), budget, model(x), model, 0)
+    samples = Samples(by_number(x, y), budget, model(x), model, 0)
     left, counts = run_searches({"jump": search}, model, samples, correct, slots=3)
     assert {i for i in range(3) if not left[i]} == broken
     assert counts == {"jump": 3 - len(broken)}
@@ -125,7 +125,7 @@ def test_on_a_gpu_the_step_is_captured_and_breaks_the_same_samples(norm, make_ne
     search, said, broken = apgd_search(steps=20, norm=norm, targets=4), [], {}
     for device in ("cpu", "cuda"):
         images, labels, model = x.to(device), y.to(device), net.to(device)
-        samples = Samples(LabelledImages(images, labels), RADII[norm] / 3, model(images), model, 0)
+        samples = Samples(by_number(images, labels), RADII[norm] / 3, model(images), model, 0)
         correct = torch.ones(24, dtype=torch.bool)
         left, _ = run_searches({"a": search}, model, samples, correct, slots=7, say=said.append)
         broken[device] = {i for i in range(24) if not left[i]}

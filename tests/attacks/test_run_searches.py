@@ -9,18 +9,19 @@ import torch
 from torch import nn
 
 from pixelpart.attacks.autoattack import VERSIONS, autoattack, run_searches
-from pixelpart.attacks.batching import LabelledImages, Samples
+from pixelpart.attacks.batching import Samples
 from pixelpart.attacks.search import Search, budget_per_sample, is_correct
 from pixelpart.errors import UserError
 from pixelpart.view.check import agrees, trusted_view
 from planes import Plane, right_labels
+from walks import by_number
 
 pytestmark = pytest.mark.usefixtures("short_versions")
 
 
 def run(searches, model, x, y, budget, *, view=None, slots=5, seed=0, **settings):
     """run_searches on images in memory, with the tries that it settled."""
-    tries, samples = {}, Samples(LabelledImages(x, y), budget_per_sample(budget, x), model(x), model, seed)
+    tries, samples = {}, Samples(by_number(x, y), budget_per_sample(budget, x), model(x), model, seed)
     left, _ = run_searches(
         searches,
         view or model,

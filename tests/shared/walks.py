@@ -1,4 +1,4 @@
-"""Auto-PGD as a search, step by step, and the radii it is tested with in l2 and l1."""
+"""A search step by step, images by sample number, and the radii that Auto-PGD is tested with in l2 and l1."""
 
 import torch
 
@@ -17,6 +17,11 @@ class Watched:
     def __call__(self, x):
         self.seen.append(x.detach().clone())
         return self.net(x)
+
+
+def by_number(x, y):
+    """`take` of images in memory."""
+    return lambda index: (x[index], y[index])
 
 
 def begun(search, net, x, y, budget, keys=None):
