@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from pixelpart import draws, losses
 from pixelpart.attacks import ATTACKS
@@ -15,6 +17,7 @@ from pixelpart.runtime.usercode import failure
 from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
 
 KEY_IMAGES = 8  # images whose logits are part of a result's key, and on which the model is checked
+MODE_WARNING = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,17 @@ def check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UserError(f"{name} {count!r} is not a whole number above 0")
+
+
+def mode_warnings(model: nn.Module) -> list[str]:
+    """Warns if the caller's module has layers in train mode that behave differently in eval mode."""
+
+    def differs(module: nn.Module) -> bool:
+        if isinstance(module, _DropoutNd):
+            return module.p > 0
+        return isinstance(module, _NormBase) and module.running_mean is not None
+
+    return [MODE_WARNING] if any(module.training and differs(module) for module in model.modules()) else []
 
 
 def checked_logits(model: nn.Module, pictures: ImageSet) -> Logits:

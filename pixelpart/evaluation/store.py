@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.checks.sanity import MODE_WARNING
-from pixelpart.evaluation.images import ImageSet
+from pixelpart.evaluation.images import MODE_WARNING, ImageSet
 from pixelpart.evaluation.partial import PartialResult, agree
 from pixelpart.evaluation.results import Entry, Outcome, hash_json, read_entries, with_checksum
 from pixelpart.evaluation.statistics import FlagArray, wilson

@@ -16,8 +16,7 @@ from pixelpart.attacks.autoattack import default_slots
 from pixelpart.config import Config, Size, data_label, height_width
 from pixelpart.errors import UserError, choose, similar_path
 from pixelpart.evaluation.archive import TrainedOn, load_archive
-from pixelpart.evaluation.checks import sanity
-from pixelpart.evaluation.images import ImageSet, check_counts
+from pixelpart.evaluation.images import ImageSet, check_counts, mode_warnings
 from pixelpart.runs import Facts, Run, config_of, load_model, read_facts
 from pixelpart.runtime import usercode
 from pixelpart.runtime.device import choose_device
@@ -129,7 +128,7 @@ def load_target(
         "epoch": facts.get("epoch"),
         "weights": facts.get("weights", "raw"),
     }
-    warnings = tuple(sanity.mode_warnings(model)) if kind == "module" else ()
+    warnings = tuple(mode_warnings(model)) if kind == "module" else ()
     if any(tensor.device != device for tensor in chain(model.parameters(), model.buffers())):
         model = copy.deepcopy(model).to(device)
     identity = f"config {config.hash()}" if config else name and f"name {name}"

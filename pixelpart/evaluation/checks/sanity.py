@@ -5,22 +5,18 @@ A warning does not change a number. It is stored with the result and printed bel
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
 
 from pixelpart import losses
 from pixelpart.attacks.search import has_no_direction
 from pixelpart.config import write_fraction
+from pixelpart.evaluation.attack_spec import AttackSpec
 from pixelpart.evaluation.images import ImageSet, logits_of
+from pixelpart.evaluation.target import Target
 from pixelpart.types import Flags, Images, Labels, Logits, Model, PerSample
-
-if TYPE_CHECKING:
-    from pixelpart.evaluation.attack_spec import AttackSpec
-    from pixelpart.evaluation.target import Target
 
 CHECKED_IMAGES = 64  # images per check, evenly spread over the set
 SCALE_IMAGES = 256  # a weak model that normalises twice loses half its accuracy, which 64 images do not show
@@ -35,7 +31,6 @@ MIN_CONFIDENCE = 0.2  # confidence above chance, as a share of accuracy above ch
 MIN_OTHERS = 10  # images of other classes that are all predicted as one class: no chance result
 MAX_SQUARE = 0.002  # share of images that only Square breaks; AutoAttack warns above it
 
-MODE_WARNING = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
 RANDOM = (
     "two passes over the same images differ: the model is random, and this number differs from call to call. Attacks "
     "that do not average over the randomness (EOT) are too weak, and an error by chance counts as their success"
@@ -53,18 +48,7 @@ STATISTICS = {
 }
 
 
-def mode_warnings(model: nn.Module) -> list[str]:
-    """Warns if the caller's module has layers in train mode that behave differently in eval mode."""
-
-    def differs(module: nn.Module) -> bool:
-        if isinstance(module, _DropoutNd):
-            return module.p > 0
-        return isinstance(module, _NormBase) and module.running_mean is not None
-
-    return [MODE_WARNING] if any(module.training and differs(module) for module in model.modules()) else []
-
-
-def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"]) -> dict[str, list[str]]:
+def attack_warnings(model: Model, target: Target, specs: Sequence[AttackSpec]) -> dict[str, list[str]]:
     """The warnings about each attack's result, by its name; the model and its gradients are checked once."""
     if not specs:
         return {}
@@ -73,7 +57,7 @@ def attack_warnings(model: Model, target: "Target", specs: Sequence["AttackSpec"
     if any(spec.needs_gradient for spec in specs):
         by_loss = gradient_warnings(model, target.pictures)
 
-    def of_attack(spec: "AttackSpec") -> list[str]:
+    def of_attack(spec: AttackSpec) -> list[str]:
         if not spec.needs_gradient:
             return []
         followed = ("cross-entropy", "margin") if spec.follows_cross_entropy_only else ("margin",)

@@ -9,7 +9,7 @@ from torch import nn
 from pixelpart import data, models
 from pixelpart.evaluation.checks import sanity
 from pixelpart.evaluation.evaluate import evaluate
-from pixelpart.evaluation.images import ImageSet
+from pixelpart.evaluation.images import MODE_WARNING, ImageSet, mode_warnings
 from pixelpart.evaluation.results import Outcome, Result
 
 
@@ -279,8 +279,8 @@ def test_logits_that_are_scaled_down_are_detected(scale, warned):
 )
 def test_train_mode_is_reported_where_it_matters(layer, warned):
     model = nn.Sequential(layer, nn.Flatten())
-    assert sanity.mode_warnings(model.train()) == ([sanity.MODE_WARNING] if warned else [])
-    assert sanity.mode_warnings(model.eval()) == []
+    assert mode_warnings(model.train()) == ([MODE_WARNING] if warned else [])
+    assert mode_warnings(model.eval()) == []
 
 
 @pytest.mark.parametrize(
@@ -325,9 +325,9 @@ def test_square_must_not_break_images_that_white_box_attacks_do_not(left, broken
 def test_warnings_are_stored_with_the_results_that_they_are_about(net, pair, light):
     settings = {"data": pair, "eps": 0.03, "step_size": 0.01}
     result = evaluate(net.train(), attacks=["natural", "pgd3", "pgd2"], **settings)
-    assert result["natural"].warnings == result["pgd3"].warnings == [sanity.MODE_WARNING]
+    assert result["natural"].warnings == result["pgd3"].warnings == [MODE_WARNING]
     short = sanity.settings_warnings(0.03, {"steps": 2, "step_size": 0.01})
-    assert result["pgd2"].warnings == result.entries[2]["warnings"] == [sanity.MODE_WARNING, *short]
+    assert result["pgd2"].warnings == result.entries[2]["warnings"] == [MODE_WARNING, *short]
     masked = evaluate(Light(stairs), data=(light.images, light.labels), attacks=["natural", "pgd4"])
     assert [len(masked[name].warnings) for name in ("natural", "pgd4")] == [0, 2]
 
