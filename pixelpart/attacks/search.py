@@ -76,8 +76,8 @@ def initial_state(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labe
 def keep_best(state: State, x_new: Images, logits: Logits, inside: Flags | None = None) -> State:
     """x_adv, margin and hit after the model has given these logits for x_new.
 
-    `inside` flags the images that are allowed (default: all). An image with NaN logits is taken where no error has been
-    found yet, and leaves the margin as it is: the model itself decides about it.
+    `inside` flags the images that are allowed (default: all). If the searched model returns NaN, the image is kept as a
+    candidate unless an error was already found; the full-precision model decides.
     """
     reached = margin(logits.to(state["margin"].dtype), state["y"])
     better, unknown = reached > state["margin"], reached.isnan() & (state["margin"] < 0)

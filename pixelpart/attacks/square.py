@@ -58,9 +58,9 @@ def _begin(x: Images, y: Labels, budget: Tensor, keys: Keys, target: Labels) -> 
 
 @torch.no_grad()
 def _advance(net: Model, state: State, ahead: int = 1, *, steps: int, schedule: Schedule) -> State:
-    """Up to `ahead` more squares for every row, each drawn on the current image, and tried until one is kept.
+    """Evaluates the next `ahead` proposals in one batch and keeps the first that improves the margin.
 
-    The result is the same as trying them one at a time, and few are kept.
+    This equals trying them one at a time; few are kept.
     """
     first, due = state["x_adv"], state["step"] < steps
     proposed = [_with_square(state, state["step"] + i, schedule) for i in range(ahead)]

@@ -23,10 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pixelpart.errors import UserError
-from pixelpart.evaluation.statistics import FlagArray, Variances, variances
+from pixelpart.evaluation.statistics import FlagArray, PerImage, Variances, variances
 
-Row = NDArray[np.floating[Any]]
-Values = NDArray[np.floating[Any]]  # (runs, images)
+Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Arm:
         k = list(self.seeds or range(self.runs)).index(seed)
         return Arm(self.natural[k : k + 1], self.robust[k : k + 1], (seed,))
 
-    def values(self, slope: float) -> Values:
+    def values(self, slope: float) -> PerImage:
         """y = a - b n of each run and image, (runs, images)."""
         return self.robust - slope * self.natural
 
@@ -75,9 +74,9 @@ class Curve:
 
     arms: tuple[Arm, ...]
     centre: float  # powers of N - centre span the same curves as those of N, with less rounding
-    projection: Values  # (XᵀWX)⁻¹ XᵀW, (3, arms): times the arms' robust accuracies, the coefficients
+    projection: Array  # (XᵀWX)⁻¹ XᵀW, (3, arms): times the arms' robust accuracies, the coefficients
 
-    def hat(self, natural: float) -> Row:
+    def hat(self, natural: float) -> Array:
         """h_k: the weight of each arm in the curve's value at this natural accuracy; they sum to 1."""
         x = natural - self.centre
         return np.array([1, x, x * x]) @ self.projection
@@ -94,7 +93,7 @@ class Curve:
         known = [arm.mean_natural for arm in self.arms]
         return min(known) <= natural <= max(known)
 
-    def values(self, arm: Arm) -> Values:
+    def values(self, arm: Arm) -> PerImage:
         """y = a - b n of each run and image, (runs, images), with b at the arm's mean natural accuracy."""
         return arm.values(self.slope(arm.mean_natural))
 
@@ -217,7 +216,7 @@ def _combine(policies: Sequence[Arm], curve: Curve) -> tuple[float, list[float]]
     return estimate, [*signs, *-hat]
 
 
-def _combination(estimate: float, values: Sequence[Values], weights: Sequence[float] | Row) -> Distance:
+def _combination(estimate: float, values: Sequence[PerImage], weights: Sequence[float] | Array) -> Distance:
     """An estimate whose error is that of Σ_j w_j mean(y_j)."""
     if any(y.shape[1] != values[0].shape[1] for y in values):
         raise UserError("the arms were not evaluated on the same images")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pixelpart.comparison.frontier import Arm, Distance, Values, distance, fit_curve
+from pixelpart.comparison.frontier import Arm, Distance, distance, fit_curve
 from pixelpart.errors import UserError
-from pixelpart.evaluation.statistics import FlagArray, wilson
+from pixelpart.evaluation.statistics import FlagArray, PerImage, wilson
 
 MARGIN = 0.003  # "on the curve" is within ±0.30 points
 
@@ -198,7 +198,7 @@ def _normal(generator: np.random.Generator, scale: float, shape: tuple[int, int]
     return np.float32(scale) * generator.standard_normal(shape, dtype=np.float32)
 
 
-def _pooled(values: Sequence[Values | FlagArray]) -> float:
+def _pooled(values: Sequence[PerImage]) -> float:
     """The standard deviation of a run's mean between the runs of an arm, pooled over the arms with several."""
     by_run = [runs.mean(1) for runs in values if len(runs) > 1]
     if not by_run:

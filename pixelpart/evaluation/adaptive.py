@@ -14,7 +14,7 @@ from pixelpart.attacks import ATTACKS
 from pixelpart.attacks.ball import project
 from pixelpart.attacks.pgd import signed_step
 from pixelpart.config import MaskConfig
-from pixelpart.evaluation.attack_spec import ATTACKS_PER_RESTART, EPS_LOW, MASK_BUDGET, AttackSpec
+from pixelpart.evaluation.attack_spec import ADAPTIVE_LOW, ATTACKS_PER_RESTART, MASK_BUDGET, AttackSpec
 from pixelpart.evaluation.images import errs_inside, start_images
 from pixelpart.masks import apply_policy
 from pixelpart.models import Classifier
@@ -32,11 +32,11 @@ def check_mask(model: Classifier, x: Images, y: Labels, mask: MaskConfig) -> Non
 
 
 def attack_budget(spec: AttackSpec, model: Any, x: Images, y: Labels) -> Budget:
-    """eps; of an attack in MASK_BUDGET, eps where the clean image's mask is high and EPS_LOW elsewhere."""
+    """eps; of an attack in MASK_BUDGET, eps where the clean image's mask is high and ADAPTIVE_LOW elsewhere."""
     if spec.kind not in MASK_BUDGET:
         return spec.eps
     assert spec.mask is not None
-    return apply_policy(model, x, y, spec.mask, eps=spec.eps, eps_low=EPS_LOW).budget
+    return apply_policy(model, x, y, spec.mask, eps=spec.eps, eps_low=ADAPTIVE_LOW).budget
 
 
 def try_inside(

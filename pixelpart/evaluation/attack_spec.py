@@ -34,7 +34,7 @@ ADAPTIVE_IN = "adaptive-in"
 ATTACKS_PER_RESTART = 4  # attacks that one restart of ADAPTIVE_IN is made of
 ADAPTIVE = (*MASK_BUDGET, ADAPTIVE_IN)
 CROSS_ENTROPY_ONLY = {"pgd", "adaptive-pgd", *(name for name in SEARCHES if name.startswith("apgd-ce"))}
-EPS_HIGH, EPS_LOW = 12 / 255, 8 / 255  # of MASK_BUDGET, as in the paper
+ADAPTIVE_HIGH, ADAPTIVE_LOW = 12 / 255, 8 / 255  # of MASK_BUDGET, as in the paper
 RADII = {"l2": 0.5, "l1": 12.0}  # default eps in these norms: the usual ones for CIFAR-10
 
 
@@ -64,7 +64,7 @@ class AttackSpec:
         """The bound in words, such as `eps 8/255`, `l2 eps 0.5`, or `eps 12/255 and 8/255` of a mask's two levels."""
         if self.norm != "linf":
             return f"{self.norm} eps {self.eps:g}"
-        levels = (self.eps, EPS_LOW) if self.kind in MASK_BUDGET else (self.eps,)
+        levels = (self.eps, ADAPTIVE_LOW) if self.kind in MASK_BUDGET else (self.eps,)
         return f"eps {' and '.join(str(write_fraction(level)) for level in levels)}"
 
     @property
@@ -99,7 +99,7 @@ class AttackSpec:
             names = {"cam": "source", "layer": "layer", "rule": "rule", "target": "target"}  # as kept results have them
             settings["mask"] = {name: getattr(self.mask, field) for name, field in names.items()}
         if self.kind in MASK_BUDGET:
-            settings["eps_low"] = EPS_LOW
+            settings["eps_low"] = ADAPTIVE_LOW
         if self.norm != "linf":
             settings["norm"] = self.norm
         return settings
@@ -146,9 +146,9 @@ def parse_attack(
         step_size = in_range("step_size", step_size)
     if spec.kind in MASK_BUDGET:
         if at:
-            levels = " and ".join(str(write_fraction(level)) for level in (EPS_HIGH, EPS_LOW))
+            levels = " and ".join(str(write_fraction(level)) for level in (ADAPTIVE_HIGH, ADAPTIVE_LOW))
             raise UserError(f"{name!r}: {plain} takes no eps; the paper fixes its budget, {levels} by the model's mask")
-        eps = EPS_HIGH
+        eps = ADAPTIVE_HIGH
     elif at:
         try:
             number = parse_fraction(own_eps)

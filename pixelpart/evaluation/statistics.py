@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pixelpart.errors import UserError
 
 FlagArray = NDArray[np.bool_]  # (n,) or (seeds, n): which images are classified correctly
-PerImage = NDArray[Any]  # (n,) or (seeds, n): such flags, or the share of an image's versions
+PerImage = NDArray[Any]  # (n,) or (seeds, n): such flags, or numbers such as the share of an image's versions
 
 MCNEMAR = "McNemar, exact"
 BOOTSTRAP = "bootstrap over seeds and images"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from pixelpart.config import Config
-from pixelpart.experiments.common.distances import distances, plot_frontier, uniform_arms
+from pixelpart.experiments.common.distances import distances, plot_frontier, uniform_labels
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, EPS, FAST, Arms, Scale, uniform_label
@@ -44,7 +44,7 @@ def pairs(arms: Arms) -> list[tuple[str, str]]:
 
 
 def analyse(results: Results, runner: Runner) -> list[Table]:
-    known = uniform_arms(results)
+    known = uniform_labels(results)
     return distances(results, [pair for pair in pairs(results.configs) if not {*pair} & {*known}])
 
 

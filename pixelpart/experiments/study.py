@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from pixelpart.comparison.frontier_study import pooled_deviation
-from pixelpart.experiments.common.distances import distances, has_curve, plot_frontier, study_arm, uniform_arms
+from pixelpart.experiments.common.distances import distances, has_curve, plot_frontier, study_arm, uniform_labels
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.results import Results
 from pixelpart.experiments.common.scales import DEMO, FAST, Arms, Scale, uniform_label
@@ -38,7 +38,7 @@ def withhold(results: Results) -> str:
     runs = {arm: [run for run in runs if run.seed in FIRST] for arm, runs in results.runs.items()}
     first = replace(results, runs=runs)
     found = {label: study_arm(first, label) for label in first.arms}
-    uniform = [found[label] for label in uniform_arms(first)]
+    uniform = [found[label] for label in uniform_labels(first)]
     deviation = pooled_deviation(list(found.values()), uniform) if has_curve(uniform) else 0.0
     seeds = FIRST if deviation <= DEVIATION else LAST
     results.runs = {arm: [run for run in runs if run.seed in seeds] for arm, runs in results.runs.items()}

@@ -18,7 +18,7 @@ from pixelpart.experiments import replication
 from pixelpart.experiments.common import paper, tables
 from pixelpart.experiments.common.experiment import FOUR, load, run_experiment
 from pixelpart.experiments.common.paper import minus_paper
-from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs, read_run
+from pixelpart.experiments.common.results import Claim, Results, RunResult, all_epochs, read_run_result
 from pixelpart.experiments.common.scales import SCALES, Scale
 from pixelpart.runtime.progress import Screen
 from pixelpart.sweeps.identity import identity
@@ -270,7 +270,7 @@ def test_cells_without_runs_are_empty(tmp_path, capsys):
 def test_an_accuracy_on_fewer_images_than_others_is_left_out(tmp_path):
     flags = {"natural": np.ones(60, bool), "pgd20": np.ones(60, bool), "autoattack": np.ones(10, bool)}
     write_run(tmp_path, flags, interval=[0.5, 1.0])
-    found = read_run(Job(Config()), tmp_path, [*flags])
+    found = read_run_result(Job(Config()), tmp_path, [*flags])
     assert (found.values, found.n) == ({"natural": 100.0, "pgd20": 100.0}, 60)
 
 
@@ -278,7 +278,7 @@ def test_warnings_of_results_are_read_with_them(tmp_path):
     right = np.ones(60, bool)
     write_run(tmp_path, {"natural": right}, interval=[0.5, 1.0])
     write_run(tmp_path, {"pgd20": right}, interval=[0.5, 1.0], warnings=["gradients are zero"])
-    assert read_run(Job(Config()), tmp_path, ["natural", "pgd20"]).warnings == {
+    assert read_run_result(Job(Config()), tmp_path, ["natural", "pgd20"]).warnings == {
         "natural": [], "pgd20": ["gradients are zero"],
     }  # fmt: skip
 

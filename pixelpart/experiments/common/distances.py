@@ -37,7 +37,7 @@ WAITS = "D is computed once all runs have finished, two seeds or more of each ar
 NO_CURVE = "The uniform arms do not differ in natural accuracy: there is no curve, and no D."
 
 
-def uniform_arms(results: Results) -> list[str]:
+def uniform_labels(results: Results) -> list[str]:
     return [label for label in results.arms if label[0] == "U" and label[1:].replace(".", "").isdigit()]
 
 
@@ -56,7 +56,7 @@ def distances(results: Results, pairs: list[tuple[str, str]], *, simulate: bool 
 
     Nothing is computed before all runs have finished: results seen before that would change the error rates.
     """
-    known = uniform_arms(results)
+    known = uniform_labels(results)
     fewest = min((len(runs) for runs in results.runs.values()), default=0)
     if not results.complete or fewest < 2 or len(known) < 3:
         results.notes.append(WAITS)
@@ -115,7 +115,7 @@ def within_seeds(results: Results, pairs: list[tuple[str, str]]) -> list[Table]:
     The runs of a seed share initial weights, the order of images and the burn-in, so that D varies far less within
     seeds than accuracy does between them.
     """
-    known = uniform_arms(results)
+    known = uniform_labels(results)
     arms = {label: study_arm(results, label) for label in results.arms}
     uniform = [arms[label] for label in known]
     found = {label: distance_within_seeds(arms[label], uniform) for label in arms if label not in known}
@@ -150,7 +150,7 @@ def plot_frontier(results: Results) -> Figure:
 
     All arms have the same images, so D is known better than their accuracies, whose intervals are not drawn.
     """
-    known = uniform_arms(results)
+    known = uniform_labels(results)
     others = [label for label in results.arms if label not in known]
     with plots.style():
         height = max(4.4, 1.2 + 0.27 * len(others))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pixelpart import experiments
 from pixelpart.errors import UserError, choose
 from pixelpart.experiments.common.paper import Numbers
-from pixelpart.experiments.common.results import Pairs, Results, read_run
+from pixelpart.experiments.common.results import Pairs, Results, read_run_result
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
 from pixelpart.experiments.common.tables import Table, all_tables, general_notes, latex, markdown
 from pixelpart.files import atomic_write
@@ -183,7 +183,7 @@ class Runner:
         requested = dict.fromkeys(attack for runs in found.values() for job, _ in runs for attack in job.attacks)
         columns = list(own.columns(self.scale)) if own.columns else [*requested] or [*self.attacks]
         read = (*columns, *requested, *own.reads)
-        runs = {label: [read_run(job, folder, read) for job, folder in group] for label, group in found.items()}
+        runs = {label: [read_run_result(job, folder, read) for job, folder in group] for label, group in found.items()}
         return Results(
             self.name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
             own.paper(self.scale), own.baselines(arms), {label: self.requested(label) for label in arms},

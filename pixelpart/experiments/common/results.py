@@ -197,7 +197,7 @@ def shown_name(column: str) -> str:
 # -- reading
 
 
-def read_run(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
+def read_run_result(job: Job, folder: Path, columns: Sequence[str]) -> RunResult:
     """What a run's folder has of these columns: attacks, corruptions (fog-3), numbers of measures.
 
     Accuracies on fewer images than others are left out: a row of a table has one number of images.

@@ -51,7 +51,7 @@ def latex_notes(notes: Sequence[str]) -> list[str]:
 
 def all_tables(results: Results, more: Sequence[Table] = ()) -> list[Table]:
     """The tables of every experiment, then its own."""
-    return [*([accuracies(results), *minus_paper(results), *claims(results)] if results.runs else []), *more]
+    return [*([accuracies(results), *minus_paper_table(results), *claims(results)] if results.runs else []), *more]
 
 
 def latex(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
@@ -95,7 +95,7 @@ def accuracies(results: Results) -> Table:
     return Table("Mean [95 % interval]", head, rows, notes)
 
 
-def minus_paper(results: Results) -> list[Table]:
+def minus_paper_table(results: Results) -> list[Table]:
     """Ours minus the paper's, where both are there."""
     apart, warned = dict[tuple[str, str], str](), []
     for arm, column, cell in results.cells():
