@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import functools
+import io
 import json
 import math
 import os
@@ -16,11 +17,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from pixelpart.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # what flock fails with on a file system without locks, such as some mounts of Lustre, NFS and FUSE
 NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -46,6 +50,15 @@ def atomic_write(path: Path, data: bytes | str) -> None:
             raise OSError(error.errno, f"{error.strerror}{unchanged}", str(path)) from None
         raise
     sync_folder(path.parent)  # the new name is on disk too
+
+
+def npy_bytes(array: "NDArray[Any]") -> bytes:
+    """The content of a .npy file."""
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    return content.getvalue()
 
 
 def sync_folder(folder: Path) -> None:

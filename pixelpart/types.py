@@ -20,3 +20,8 @@ BudgetMap = Float[Tensor, "b #c #h #w"]  # the largest change allowed at each pi
 Budget = float | BudgetMap  # a float means the same everywhere
 
 Model = Callable[[Images], Logits]
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """float32 for torch.float32, as messages have it."""
+    return str(tensor.dtype).removeprefix("torch.")

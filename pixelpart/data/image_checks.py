@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pixelpart.errors import UserError
+from pixelpart.types import dtype_name
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -23,7 +24,7 @@ def check_pixels(x: Tensor, *, shape: tuple[int, int, int] | None = None) -> Non
         raise UserError(f"images have shape {given}, not {expected}{hint}")
     if x.dtype != torch.uint8:
         if not x.is_floating_point():
-            raise UserError(f"images are {_dtype(x)}; expected uint8, or float in [0, 1]")
+            raise UserError(f"images are {dtype_name(x)}; expected uint8, or float in [0, 1]")
         low, high = x.aminmax()
         if not bool(torch.isfinite(low) & torch.isfinite(high)):
             raise UserError("images have NaN or infinite values; expected uint8, or float in [0, 1]")
@@ -34,14 +35,10 @@ def check_pixels(x: Tensor, *, shape: tuple[int, int, int] | None = None) -> Non
 def check_labels(y: Tensor, num_classes: int, *, n: int) -> None:
     """UserError unless y is n labels from 0 to num_classes - 1."""
     if y.dtype not in INTEGERS:
-        raise UserError(f"labels are {_dtype(y)}; expected integers from 0 to {num_classes - 1}")
+        raise UserError(f"labels are {dtype_name(y)}; expected integers from 0 to {num_classes - 1}")
     if y.ndim != 1 or len(y) != n:
         raise UserError(f"labels have shape {tuple(y.shape)}; {n} images need ({n},)")
     low, high = y.aminmax()
     if low < 0 or high >= num_classes:
         bad = int(low) if low < 0 else int(high)
         raise UserError(f"label {bad} is out of range; {num_classes} classes are numbered 0 to {num_classes - 1}")
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

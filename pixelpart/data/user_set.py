@@ -11,6 +11,7 @@ from pixelpart.data.image_checks import check_images
 from pixelpart.errors import UserError, choose
 from pixelpart.runtime import usercode
 from pixelpart.runtime.progress import silent
+from pixelpart.types import dtype_name
 
 
 def data_set(name: str) -> DataSet:
@@ -51,8 +52,8 @@ def _call(name: str, split: str) -> tuple[Tensor, Tensor]:
     except Exception as error:
         raise UserError(f"{name}({split!r}) must return a pair of arrays (images, labels): {error}") from None
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3) or not x.numel():
-        dtype = str(x.dtype).removeprefix("torch.")
         raise UserError(
-            f"{name}({split!r}) returns images {dtype} {tuple(x.shape)}; they must be uint8 (n, 3 or 1, height, width)"
+            f"{name}({split!r}) returns images {dtype_name(x)} {tuple(x.shape)}; "
+            "they must be uint8 (n, 3 or 1, height, width)"
         )
     return x, y if y.is_floating_point() else y.long()

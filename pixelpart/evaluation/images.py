@@ -14,7 +14,7 @@ from pixelpart.config import DEFAULT_EPS, DEFAULT_SEED
 from pixelpart.data import as_float, check_labels
 from pixelpart.errors import UserError
 from pixelpart.runtime.usercode import failure
-from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model
+from pixelpart.types import Budget, Flags, Images, Labels, Logits, Model, dtype_name
 
 KEY_IMAGES = 8  # images whose logits are part of a result's key, and on which the model is checked
 MODE_WARNING = "the model was in train mode and has dropout or batch norm; it was evaluated in eval mode"
@@ -123,7 +123,7 @@ def checked_logits(model: nn.Module, pictures: ImageSet) -> Logits:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             raise UserError(
-                f"the model's weights are {_dtype(parameter)} ({name}); evaluation needs fp32: use model.float()"
+                f"the model's weights are {dtype_name(parameter)} ({name}); evaluation needs fp32: use model.float()"
             )
     index = torch.arange(min(KEY_IMAGES, len(pictures)))
     x, _ = pictures.take(index)
@@ -136,7 +136,7 @@ def checked_logits(model: nn.Module, pictures: ImageSet) -> Logits:
     except Exception as error:  # user code: it can raise anything
         raise failure(f"the model on images of shape {tuple(x.shape)}", error) from error
     if logits.dtype != torch.float32:
-        raise UserError(f"the model's logits are {_dtype(logits)}; evaluation needs fp32: use model.float()")
+        raise UserError(f"the model's logits are {dtype_name(logits)}; evaluation needs fp32: use model.float()")
     for total in (1, 100):
         if (logits >= 0).all() and torch.allclose(logits.sum(1), logits.new_tensor(total), atol=0, rtol=1e-4):
             raise UserError(f"the model returns probabilities (rows >= 0 that sum to {total}); it must return logits")
@@ -167,8 +167,4 @@ def check_gradient(model: Model, pictures: ImageSet) -> None:
 
 
 def _described(value: object) -> str:
-    return f"{_dtype(value)} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype_name(value)} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -27,7 +27,7 @@ from pixelpart.evaluation.partial import PartialResult, agree
 from pixelpart.evaluation.results import Entry, Outcome, hash_json, read_entries, with_checksum
 from pixelpart.evaluation.statistics import FlagArray, wilson
 from pixelpart.evaluation.target import Target
-from pixelpart.files import atomic_write, exclusive_lock
+from pixelpart.files import atomic_write, exclusive_lock, npy_bytes
 from pixelpart.runs import EVAL_SCHEMA
 from pixelpart.runtime.device import machine
 from pixelpart.runtime.world import World
@@ -137,14 +137,14 @@ class ResultStore:
             path, labels = _labels_file(self.folder, pixels), self.target.pictures.labels.cpu().numpy()
             with contextlib.suppress(OSError):  # only the report's accuracy by class needs them
                 if not path.exists():
-                    atomic_write(path, _npy_bytes(labels.astype(np.min_scalar_type(labels.max()))))
+                    atomic_write(path, npy_bytes(labels.astype(np.min_scalar_type(labels.max()))))
 
 
 def add_entry(folder: Path, entry: Entry, flags: FlagArray, file: str = "eval.json") -> None:
     """Writes the flags, then eval.json with this entry; entries that it replaces are removed with their flags."""
     with exclusive_lock(folder / "eval" / ".lock", wait=True):
         entries = read_entries(folder, file)
-        atomic_write(_flags_file(folder, entry["key"]), _npy_bytes(flags))
+        atomic_write(_flags_file(folder, entry["key"]), npy_bytes(flags))
         stale = [old for old in entries if all(old.get(name) == entry[name] for name in REPLACED_IF_EQUAL)]
         kept = [old for old in entries if old not in stale]
         text = json.dumps({"schema_version": EVAL_SCHEMA, "entries": [*kept, entry]}, indent=2, allow_nan=False)
@@ -224,12 +224,6 @@ def _flags_file(folder: Path, key: str) -> Path:
 
 def _labels_file(folder: Path, pixels: str) -> Path:
     return folder / "eval" / f"labels-{pixels[:16]}.npy"
-
-
-def _npy_bytes(array: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
 
 
 def _read_npy(path: Path) -> NDArray[Any] | None:

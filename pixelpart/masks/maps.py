@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pixelpart.errors import UserError, choose
-from pixelpart.types import Activations, Heatmap, Images, Labels, Map
+from pixelpart.types import Activations, Heatmap, Images, Labels, Map, dtype_name
 from pixelpart.view.borrow import borrowed
 
 Tokens = Float[Tensor, "b t f"]
@@ -156,8 +156,10 @@ def heatmap(
 ) -> Heatmap:
     """The map of `cam` at image size, min-max scaled to [0,1] per image; a constant map becomes zero."""
     if x.ndim != 4 or not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
-        dtype, values = str(x.dtype).removeprefix("torch."), f"in [{float(x.min()):g}, {float(x.max()):g}]"
-        raise UserError(f"images are {dtype} {tuple(x.shape)} {values}; they must be float (b, c, h, w) in [0, 1]")
+        values = f"in [{float(x.min()):g}, {float(x.max()):g}]"
+        raise UserError(
+            f"images are {dtype_name(x)} {tuple(x.shape)} {values}; they must be float (b, c, h, w) in [0, 1]"
+        )
     h, w = x.shape[-2:]
     return upscale(cam(model, x, target, method=method, layer=layer), (h, w))
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from pixelpart.data.corruptions import blur, digital, frost, noise, spatter, weather
 from pixelpart.data.corruptions.random_numbers import Draw, Floats, Pixels
 from pixelpart.errors import UserError, choose
+from pixelpart.types import dtype_name
 
 SEVERITIES = (1, 2, 3, 4, 5)
 CHUNK = 200  # images per task: their arrays stay in the processor's cache
@@ -95,9 +96,8 @@ def corrupt(
     if not isinstance(severity, int) or severity not in SEVERITIES:
         raise UserError(f"unknown severity {severity!r}; choose from {', '.join(map(str, SEVERITIES))}")
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3 or min(x.shape[2:]) < 4:
-        kind = str(x.dtype).removeprefix("torch.")
         raise UserError(
-            f"corruptions need uint8 images (n, 3, h, w) of 4x4 pixels or more, not {kind} {tuple(x.shape)}"
+            f"corruptions need uint8 images (n, 3, h, w) of 4x4 pixels or more, not {dtype_name(x)} {tuple(x.shape)}"
         )
     if name == "frost":
         apply = partial(apply, pictures=frost)

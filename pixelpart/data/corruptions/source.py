@@ -6,7 +6,6 @@ NAME.npy holds uint8 (5 n, h, w, 3): n images of severity 1, then of severity 2,
 import functools
 import hashlib
 import importlib.metadata
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from pixelpart.data.corruptions.frost import frost_pictures
 from pixelpart.data.corruptions.random_numbers import Pixels
 from pixelpart.data.dataset import Root, home
 from pixelpart.errors import UserError
-from pixelpart.files import atomic_write
+from pixelpart.files import atomic_write, npy_bytes
 from pixelpart.runtime.progress import Progress
 
 OFFICIAL, OWN = "CIFAR-10-C", "cifar-10-c-pixelpart"
@@ -135,8 +134,8 @@ class CorruptionGenerator:
         about = {"made": self._facts(corruption), "sha256": _sum(stack)}
         labels = self.labels.cpu().numpy().astype(np.uint8)
         try:
-            atomic_write(self.cache / "labels.npy", _npy(np.tile(labels, len(SEVERITIES))))
-            atomic_write(path, _npy(stack))
+            atomic_write(self.cache / "labels.npy", npy_bytes(np.tile(labels, len(SEVERITIES))))
+            atomic_write(path, npy_bytes(stack))
             atomic_write(path.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
         except OSError as error:
             self.say(f"{self.name(corruption)} cannot be saved: {error.strerror or error}")
@@ -215,12 +214,6 @@ def _sum(array: NDArray[Any]) -> str:
     total = hashlib.sha256(repr((array.shape, str(array.dtype))).encode())
     total.update(np.ascontiguousarray(array).data)
     return total.hexdigest()
-
-
-def _npy(array: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
 
 
 def _tensor(images: Pixels) -> Tensor:
