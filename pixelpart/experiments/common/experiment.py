@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pixelpart import experiments
 from pixelpart.errors import UserError, choose
 from pixelpart.experiments.common.paper import Numbers
-from pixelpart.experiments.common.results import Pairs, Results, read_run_result
+from pixelpart.experiments.common.results import CHECKPOINT, Pairs, Results, read_run_result
 from pixelpart.experiments.common.scales import SCALES, Arms, Scale
 from pixelpart.experiments.common.tables import Table, all_tables, general_notes, latex, markdown
 from pixelpart.files import atomic_write
@@ -49,7 +49,6 @@ class Experiment:
     split: str = "test"
     scales: Mapping[str, Scale] = field(default_factory=lambda: SCALES)
     data: tuple[str, ...] = ("cifar10",)  # choices of --data at paper scale
-    checkpoint: str = "last"
     # scales at which no result is read or shown before all runs have finished, and what is decided then
     blind: Mapping[str, str] = field(default_factory=dict)
     withhold: Callable[[Results], str] = lambda results: ""  # why results are not shown even then
@@ -111,7 +110,7 @@ class Runner:
     def find(self, arms: Arms, **request: Any) -> Found:
         """The finished runs of each arm; training and attacks come first, then measures, which may use other runs."""
         own = self.experiment
-        usual: dict[str, Any] = {"checkpoint": own.checkpoint, "images": self.scale.images, "split": own.split}
+        usual: dict[str, Any] = {"checkpoint": CHECKPOINT, "images": self.scale.images, "split": own.split}
         usual["step_size"] = STEP_SIZES.get(self.scale.data)
         request = {"attacks": self.attacks} | usual | request
         first = request.pop("seeds", None)  # only the first of the seeds
@@ -187,7 +186,7 @@ class Runner:
         return Results(
             self.name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
             own.paper(self.scale), own.baselines(arms), {label: self.requested(label) for label in arms},
-            notes=list(own.notes), split=own.split, checkpoint=own.checkpoint,
+            notes=list(own.notes), split=own.split,
         )  # fmt: skip
 
     def more(self, arms: Arms, **request: Any) -> Results:

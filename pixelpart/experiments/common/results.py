@@ -30,6 +30,7 @@ from pixelpart.sweeps.work import Job
 NAMES = {
     "natural": "natural", "autoattack": "AutoAttack", "apgd": "APGD", "random only": "broken by random points only",
 }  # fmt: skip
+CHECKPOINT = "last"  # of every run of an experiment
 MEASURED = ("columns", "intervals")  # numbers in a measure's JSON, by column
 
 Pairs = Sequence[tuple[str, str]]  # an arm and its baseline
@@ -100,7 +101,6 @@ class Results:
     analysis: dict[str, Any] = field(default_factory=dict)  # JSON of the experiment's own analysis
     notes: list[str] = field(default_factory=list)
     split: str = "test"
-    checkpoint: str = "last"
 
     @property
     def sizes(self) -> set[int]:
@@ -110,7 +110,7 @@ class Results:
     @property
     def conditions(self) -> str:
         """attacks at eps 8/255; n = 500 test images; last checkpoint."""
-        return describe_conditions(self.columns, self.sizes, split=self.split, checkpoint=self.checkpoint)
+        return describe_conditions(self.columns, self.sizes, split=self.split, checkpoint=CHECKPOINT)
 
     @property
     def complete(self) -> bool:
@@ -164,7 +164,7 @@ class Results:
         cells = {arm: {column: self.cell(arm, column) for column in self.columns} for arm in self.arms}
         return {
             "experiment": self.name, "title": self.title, "number": self.number, "scale": self.scale,
-            "data": self.data, "columns": self.columns, "split": self.split, "checkpoint": self.checkpoint,
+            "data": self.data, "columns": self.columns, "split": self.split, "checkpoint": CHECKPOINT,
             "eps": {name: spec.eps for name, spec in attack_specs(self.columns).items()},
             "arms": {
                 arm: {
