@@ -1,4 +1,21 @@
-"""`evaluate`: how many images a model classifies correctly, as they are and under attack."""
+"""`evaluate`: how many images a model classifies correctly, as they are and under attack.
+
+The files that an image passes under AutoAttack, in reading order:
+
+    evaluation/target.py       model and images from the arguments
+    evaluation/images.py       a batch in [0,1] on the device; checks before any attack
+    evaluation/attack_spec.py  the name "autoattack" as four searches
+    evaluation/store.py        the kept result of this model, images and attack, if there is one
+    evaluation/measure.py      what is correct without an attack, and is attacked
+    view/check.py, views.py    the faster network that is searched through: folded, on a GPU in bf16
+    attacks/autoattack.py      the searches in turn, each on what is still correct
+    attacks/batching.py        rows of a batch, each at its own step; the model itself decides
+    attacks/search.py          what all searches have: state, best image so far, targets
+    attacks/apgd.py, fab.py, square.py    one step of each search
+    attacks/ball.py            the projection into the budget, and the check at the end
+    evaluation/statistics.py   the interval of the accuracy
+    evaluation/results.py      what is returned, and the entry of eval.json
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable
