@@ -213,12 +213,12 @@ def _squares(values: NDArray[Any]) -> Any:
     return np.square(values).sum().item()
 
 
-def paired_t_test(apart: Sequence[float]) -> tuple[float, float, float, float]:
-    """Mean, 95 % interval and two-sided p of Student's paired test, from the differences by seed."""
+def t_test(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, 95 % interval and two-sided p of Student's test of mean 0; of differences by seed, the paired test."""
     from scipy.special import stdtr
 
-    df, error = len(apart) - 1, stdev(apart) / math.sqrt(len(apart))
-    mean, half = fmean(apart), student_quantile(0.95, df) * error
+    df, error = len(values) - 1, stdev(values) / math.sqrt(len(values))
+    mean, half = fmean(values), student_quantile(0.95, df) * error
     return mean, mean - half, mean + half, 2 * float(stdtr(df, -abs(mean) / error)) if error else float(mean == 0)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pixelpart.evaluation.statistics import paired_t_test
+from pixelpart.evaluation.statistics import t_test
 from pixelpart.experiments.common.distances import distances, plot_frontier
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.measures import SENSITIVITY
@@ -52,7 +52,7 @@ def gradient_shares(results: Results) -> list[Table]:
         found = [found for found in by_seed.values() if found.keys() >= {arm, *levels}]
         apart = [one[arm][1] - float(np.interp(one[arm][0], *zip(*map(one.get, levels), strict=True))) for one in found]
         if len(apart) > 1:
-            mean, low, high, p = paired_t_test(apart)
+            mean, low, high, p = t_test(apart)
             rows.append([arm, str(len(apart)), signed(mean, low, high)])
             results.analysis.setdefault("gradient shares", {})[arm] = {"mean": mean, "interval": [low, high], "p": p}
     head = ["arm", "seeds", "mean [95 % interval over seeds]"]

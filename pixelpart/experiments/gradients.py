@@ -1,11 +1,14 @@
 """Appendix H.3: the five behaviours of obfuscated gradients, for PART and, next to it, for AT."""
 
+from textwrap import fill
+
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pixelpart.experiments.common import paper, plots
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.measures import GROWING
-from pixelpart.experiments.common.results import Results
+from pixelpart.experiments.common.results import Results, shown_name
 from pixelpart.experiments.common.scales import Scale
 from pixelpart.experiments.common.tables import Table
 
@@ -29,9 +32,29 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
 def plot(results: Results) -> Figure:
     with plots.style():
         figure, (axes,) = plots.panels(1, width=8.5, height=3.4, title=plots.heading(results))
-        plots.bars(axes, results, COLUMNS)
-        axes.set_ylabel("accuracy or share broken, %")
+        _bars(axes, results)
         return figure
+
+
+def _bars(axes: Axes, results: Results) -> None:
+    """Grouped bars, a group per column and a bar per arm; the paper's numbers as diamonds at paper scale."""
+    width = 0.8 / len(results.arms)
+    for place, arm in enumerate(results.arms):
+        for x, column in enumerate(COLUMNS):
+            cell, at = results.cell(arm, column), x + (place - (len(results.arms) - 1) / 2) * width
+            if cell is None:
+                continue
+            if cell.values:
+                axes.bar(at, cell.mean, width, color=plots.COLOURS[place], label=arm if x == 0 else None)
+                low, high = cell.interval or (cell.mean, cell.mean)
+                axes.plot([at, at], [low, high], color=plots.INK, linewidth=0.8)
+                axes.annotate(f"{cell.mean:.1f}", (at, high), ha="center", va="bottom", fontsize=7)
+            if cell.paper and results.scale == "paper":
+                axes.plot(at, cell.paper[0], "D", color=plots.INK, markersize=4, markerfacecolor="none")
+    axes.set_xticks(range(len(COLUMNS)), [fill(shown_name(column), 9) for column in COLUMNS])
+    axes.set_ylabel("accuracy or share broken, %")
+    axes.grid(False, axis="x")
+    axes.legend(frameon=False, fontsize=8)
 
 
 EXPERIMENT = Experiment(

@@ -7,7 +7,7 @@ with a uniform budget of the same mean, with the inverted CAM more. Test: oracle
 
 from dataclasses import replace
 
-from pixelpart.evaluation.statistics import paired_t_test
+from pixelpart.evaluation.statistics import t_test
 from pixelpart.experiments.common import plots
 from pixelpart.experiments.common.experiment import Experiment, Runner
 from pixelpart.experiments.common.measures import AFTER_PGD, SENSITIVITY
@@ -38,7 +38,7 @@ def analyse(results: Results, runner: Runner) -> list[Table]:
             seeds = [s for s in sides[0] if s in sides[1] and all(column in side[s] for side in sides)]
             apart = [sides[0][seed][column] - sides[1][seed][column] for seed in seeds]
             if len(apart) > 1:
-                mean, low, high, p = paired_t_test(apart)
+                mean, low, high, p = t_test(apart)
                 predicted = (low > 0) if arm.endswith("inverted") else (high < 0)
                 shown = f"{p:.3f}" if p >= 0.001 else "< 0.001"
                 judged = "as predicted" if predicted else "against it" if low > 0 or high < 0 else "undecided"

@@ -135,7 +135,7 @@ class Runner:
 
     def waiting(self, found: Found) -> str:
         """How many runs a blind experiment still waits for; "" if all are there."""
-        counts = {label: (len(runs), self.requested(label)) for label, runs in found.items()}
+        counts = {label: (len(runs), len(self.planned(label))) for label, runs in found.items()}
         there, total = map(sum, zip(*counts.values(), strict=True))
         if there == total:
             return ""
@@ -148,10 +148,6 @@ class Runner:
         runs = [run for group in results.runs.values() for run in group if not {*self.attacks} <= run.flags.keys()]
         names = ", ".join(str(run.folder) for run in runs)
         return names and f"All runs are there, but not evaluated with {', '.join(self.attacks)}: {names}.\n{BLIND}\n"
-
-    def requested(self, label: str) -> int:
-        """The number of seeds of an arm."""
-        return len(self.planned(label))
 
     def seeds_of(self, label: str) -> Sequence[int]:
         """The seeds of an arm."""
@@ -185,7 +181,7 @@ class Runner:
         runs = {label: [read_run_result(job, folder, read) for job, folder in group] for label, group in found.items()}
         return Results(
             self.name, listed.title, listed.number, self.scale.name, self.scale.data, columns, arms, runs,
-            own.paper(self.scale), own.baselines(arms), {label: self.requested(label) for label in arms},
+            own.paper(self.scale), own.baselines(arms), {label: len(self.planned(label)) for label in arms},
             notes=list(own.notes), split=own.split,
         )  # fmt: skip
 

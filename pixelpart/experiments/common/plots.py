@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -240,24 +239,3 @@ def series(
     for x, cell in known.items():
         if cell.interval:
             axes.plot([x, x], cell.interval, color=colour, linewidth=0.9, alpha=0.5)
-
-
-def bars(axes: Axes, results: Results, columns: Sequence[str]) -> None:
-    """Grouped bars, a group per column and a bar per arm; the paper's numbers as diamonds at paper scale."""
-    width = 0.8 / len(results.arms)
-    for place, arm in enumerate(results.arms):
-        for x, column in enumerate(columns):
-            cell, at = results.cell(arm, column), x + (place - (len(results.arms) - 1) / 2) * width
-            if cell is None:
-                continue
-            if cell.values:
-                axes.bar(at, cell.mean, width, color=COLOURS[place], label=arm if x == 0 else None)
-                low, high = cell.interval or (cell.mean, cell.mean)
-                axes.plot([at, at], [low, high], color=INK, linewidth=0.8)
-                axes.annotate(f"{cell.mean:.1f}", (at, high), ha="center", va="bottom", fontsize=7)
-            if cell.paper and results.scale == "paper":
-                axes.plot(at, cell.paper[0], "D", color=INK, markersize=4, markerfacecolor="none")
-    axes.set_xticks(range(len(columns)), [fill(shown_name(column), 9) for column in columns])
-    axes.set_ylabel("accuracy, %")
-    axes.grid(False, axis="x")
-    axes.legend(frameon=False, fontsize=8)

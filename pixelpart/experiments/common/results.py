@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,7 @@ import numpy as np
 from pixelpart.config import Config
 from pixelpart.errors import UserError
 from pixelpart.evaluation.results import Entry, current_entries
-from pixelpart.evaluation.statistics import (
-    PerImage,
-    accuracy_interval,
-    crossed_interval,
-    difference,
-    student_quantile,
-)
+from pixelpart.evaluation.statistics import PerImage, accuracy_interval, crossed_interval, difference, t_test
 from pixelpart.evaluation.store import read_flags
 from pixelpart.experiments.common.paper import SAME_AS_IN_PAPER, Number, Numbers, minus_paper
 from pixelpart.files import parse_json, read_text
@@ -268,8 +262,8 @@ def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | N
         return (max(low, 0.0), min(high, 100.0)) if flags[0].dtype == bool else (low, high)
     if len(runs) == 1:
         return None
-    half = student_quantile(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    _, low, high, _ = t_test(values)
+    return low, high
 
 
 def _apart(a: PerImage, b: PerImage) -> tuple[float, float, float]:
