@@ -154,7 +154,7 @@ def test_object_shares_equal_hand_counted_ones_without_dead_maps(monkeypatch):
     objects[1, 1, 0] = True
     objects[2] = True
     calls = iter(heat.split(2))
-    monkeypatch.setattr(masks.BudgetPolicy, "maps", lambda policy, x, y, **seen: next(calls))
+    monkeypatch.setattr(masks.BudgetPolicy, "maps", lambda policy, inputs: next(calls))
     monkeypatch.setattr(masks.BudgetPolicy, "heat", lambda policy, maps, size: maps)
     pictures = ImageSet(torch.zeros(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64), torch.device("cpu"))
     pictures_of = functools.partial(apply_run_policy, None, Config(mask={"rule": "mean"}), objects, seed=0)
