@@ -64,13 +64,15 @@ class Emulated:
         monkeypatch.setattr(cuda, "load_kernel", self.kernel)
         monkeypatch.setattr(cuda, "processors", lambda device: PROCESSORS)
 
-    def map_of(self, tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> cuda.Map:
+    def map_of(
+        self, tensor: Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+    ) -> cuda.TensorMap:
         assert all(stride * tensor.element_size() % 16 == 0 for stride in strides)  # required by the driver
         assert all(0 < side <= 256 for side in box)
         assert box[0] * tensor.element_size() == cuda.LINE
         view = tensor.as_strided(tuple(sizes), (1, *strides), tensor.storage_offset())
         self.views.append((view, box))
-        made = cuda.Map()
+        made = cuda.TensorMap()
         made.words[0] = len(self.views)
         return made
 
@@ -90,7 +92,7 @@ class Emulated:
 
     # -- memory
 
-    def fetch(self, made: cuda.Map, *corner: int) -> Tensor:
+    def fetch(self, made: cuda.TensorMap, *corner: int) -> Tensor:
         """The box at this corner, in fp64; zeros outside."""
         view, box = self.views[made.words[0] - 1]
         out = torch.zeros(tuple(box), dtype=torch.float64)
@@ -100,7 +102,7 @@ class Emulated:
             out[tuple(slice(r.start, r.stop) for r in inside)] = view[there].double()
         return out
 
-    def store(self, made: cuda.Map, value: Tensor, *corner: int) -> None:
+    def store(self, made: cuda.TensorMap, value: Tensor, *corner: int) -> None:
         view, box = self.views[made.words[0] - 1]
         assert value.shape == tuple(box)
         stop = [min(c + b, size) for c, b, size in zip(corner, box, view.shape, strict=True)]
