@@ -64,11 +64,13 @@ def autoattack(
     search: str = "fp32",
     slots: int | None = None,
     generator: torch.Generator | None = None,
+    out: Images | None = None,
 ) -> Flags:
     """Which images the model still classifies correctly after all searches of the version, "standard" or "plus".
 
     The search may run in bf16; IEEE fp32 decides. `slots` images are attacked at a time. With two classes there is no
-    dlr loss, and plus leaves out apgd-dlr.
+    dlr loss, and plus leaves out apgd-dlr. `out`, a tensor like x, receives the adversarial images: of the images that
+    are classified correctly without an attack and not after it; its others stay as they are.
     """
     searches = choose(VERSIONS, version, "version")
     choose(PRECISIONS, search, "search")
@@ -77,13 +79,16 @@ def autoattack(
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     if slots is not None and slots < 1:
         raise UserError(f"slots {slots} must be at least 1")
+    if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
+        raise UserError(f"out is {tuple(out.shape)} {out.dtype} on {out.device}; it must be like x, such as x.clone()")
     slots = slots or default_slots(x.device)
     with torch.no_grad(), ieee_fp32(x.device), borrowed(model) as net:
         clean_logits = torch.cat([net(part) for part in x.split(slots)])
         classes = clean_logits.shape[1]
         check_attack_labels(y, classes, n=len(x))
         view, _ = trusted_view(net, x[:slots], search)
-        samples = Samples(lambda index: (x[index], y[index]), budget_per_sample(budget, x), clean_logits, net, seed)
+        budget = budget_per_sample(budget, x)
+        samples = Samples(lambda index: (x[index], y[index]), budget, clean_logits, net, seed, found=out)
         correct = is_correct(clean_logits, y)
         correct, _ = run_searches(possible_searches(searches, classes), view, samples, correct, slots=slots)
     return correct

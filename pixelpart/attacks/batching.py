@@ -51,6 +51,7 @@ class Samples:
     clean_logits: Logits
     model: Model
     seed: int
+    found: Images | None = None  # receives the adversarial images that were found
 
     def begin(self, search: Search, tries: Sequence[Try]) -> State:
         """The search's state at its first step; all tries are of this search."""
@@ -63,8 +64,12 @@ class Samples:
 
     def broken_by(self, x_adv: Images, search: Search, tries: Sequence[Try]) -> Flags:
         """Where the model errs on x_adv and x_adv is inside the budget."""
-        x, y, budget = self._take(torch.tensor([try_.sample for try_ in tries], device=self.clean_logits.device))
-        return ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
+        samples = torch.tensor([try_.sample for try_ in tries], device=self.clean_logits.device)
+        x, y, budget = self._take(samples)
+        errs = ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
+        if self.found is not None:
+            self.found[samples[errs]] = x_adv[errs]
+        return errs
 
     def _take(self, samples: Tensor) -> tuple[Images, Labels, Tensor]:
         x, y = self.take(samples)

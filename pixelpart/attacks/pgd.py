@@ -30,7 +30,8 @@ def pgd(
 
     y is what the loss compares the logits with: labels, class probabilities (b, k), or for "kl" the clean logits; if
     labels are given with "kl", the clean logits are computed once. `start` is uniform, normal, none, or a batch of
-    images to start from, which are projected. `ascend` replaces `signed_step`.
+    images to start from, which are projected. `ascend` replaces `signed_step`. Without a generator every call draws the
+    same noise: for restarts, and in a training loop, give all calls one generator.
     """
     loss_of = choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
     if not isinstance(model, FrozenView):  # a view comes from the training step, which must not wait for the device

@@ -9,6 +9,7 @@ from torch import nn
 import pixelpart as pp
 from pixelpart.attacks.autoattack import VERSIONS, autoattack
 from pixelpart.attacks.ball import inside
+from pixelpart.errors import UserError
 from planes import Plane, right_labels
 
 pytestmark = pytest.mark.usefixtures("short_versions")
@@ -65,6 +66,23 @@ def test_the_model_errs_on_an_image_inside_the_budget_for_every_broken_sample(ma
     for i in (~robust).nonzero()[:, 0].tolist():
         near = inside(visited, x[i].expand_as(visited), budget[i].expand(len(visited), 1, 4, 4))
         assert (near & (wrong != y[i])).any()
+
+
+@pytest.mark.parametrize("search", ["fp32", "bf16"])
+def test_out_receives_an_adversarial_image_of_each_that_was_broken(make_net, make_batch, search):
+    net = make_net().eval().requires_grad_(False)
+    x, _, budget = make_batch(16)
+    y = right_labels(net, x)
+    out = x.clone()
+    robust = autoattack(net, x, y, budget, search=search, out=out)
+    assert torch.equal(robust, autoattack(net, x, y, budget, search=search))
+    assert 0 < int(robust.sum()) < 16
+    correct = net(x).argmax(1) == y
+    assert inside(out, x, budget).all()
+    assert (net(out).argmax(1) != y)[correct & ~robust].all()
+    assert torch.equal(out[robust | ~correct], x[robust | ~correct])
+    with pytest.raises(UserError, match=r"out is .* torch.float64 on cpu; it must be like x"):
+        autoattack(net, x, y, budget, out=x.double())
 
 
 # -- the authors' code
