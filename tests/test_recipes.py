@@ -1,6 +1,7 @@
 """The recipes against the paper, field by field, so that a changed default is noticed."""
 
 import pytest
+from torch import nn
 
 from pixelpart import recipes
 from pixelpart.config import differing_fields
@@ -76,6 +77,11 @@ def test_all_additions_of_a_strong_recipe_can_be_switched_off():
     weak = recipes.cifar10_part_strong(**off, optim={"schedule": "cyclic", "warmup": 0.4})
     left = differing_fields(weak, recipes.cifar10_part_fast(ema=0))
     assert [line.split(":")[0] for line in left] == ["recipe", "epochs", "burn_in.epochs"]
+
+
+def test_a_network_instead_of_a_name_is_answered_with_how_to_name_it():
+    with pytest.raises(UserError, match=r"model: a Linear is given; .*: pp.models.use\('module:function'\), in a note"):
+        recipes.shapes_at(model=nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("method", METHODS)

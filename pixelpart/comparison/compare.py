@@ -240,6 +240,10 @@ def read_results(
                 f"choose from {', '.join(some) or 'none: there are no results yet'}"
             )
     if not results:
+        if empty := [folder for folder, entries in zip(folders, found, strict=True) if not entries]:
+            raise UserError(
+                f"no results{where} of the {checkpoint} checkpoint in {_listed(empty)}; see pixelpart evaluate"
+            )
         raise UserError(
             f"no attack has results{where} of the {checkpoint} checkpoints of all runs; see pixelpart evaluate"
         )

@@ -13,6 +13,7 @@ from pixelpart.errors import UserError, one_line, similar_names
 from pixelpart.files import parse_json, parse_toml, read_text
 
 NAMING_FIELDS = ("schema_version", "recipe", "keep")  # decide no result
+USE = {"model": "pp.models.use", "dataset": "pp.data.use"}  # which allow user code
 EXPECTED = {  # in the place of pydantic's messages of these types
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -64,6 +65,11 @@ def validation_message(error: ValidationError, *, fields: Sequence[str] = ()) ->
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = f"no such field{_hint(field, fields)}"
+        elif item["type"] == "string_type" and field in USE:
+            message = (
+                f"a {type(item['input']).__name__} is given; name a function that returns it: "
+                f"{USE[field]}('module:function'), in a notebook '__main__:function'"
+            )
         elif item["type"] in EXPECTED:
             message = f"{_shown(item['input'])} is not {EXPECTED[item['type']]}"
         elif item["type"] != "value_error":

@@ -119,8 +119,8 @@ class AttackSpec:
 def parse_attack(
     name: str,
     *,
-    eps: float = DEFAULT_EPS,
-    step_size: float | None = None,
+    eps: float | str = DEFAULT_EPS,
+    step_size: float | str | None = None,
     seed: int = DEFAULT_SEED,
     search: str = "auto",
     engine: str = "own",
@@ -133,7 +133,11 @@ def parse_attack(
         raise unknown("search", search, ("auto", *PRECISIONS))
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    plain, at, own_eps = name.partition("@") if isinstance(name, str) else (name, "", "")
+    if not isinstance(name, str):
+        entry = "pp.attacks.ATTACKS['mine'] = pp.attacks.Attack(function)"
+        hint = f"; name it by {entry}, and request 'mine20' for 20 steps" if callable(name) else ""
+        raise UserError(f"attack {getattr(name, '__name__', repr(name))} is a {type(name).__name__}, not a name{hint}")
+    plain, at, own_eps = name.partition("@")
     spec = _parse_plain(plain)
     if spec.kind == "natural":
         if at:
@@ -175,9 +179,9 @@ def _parse_plain(name: str) -> AttackSpec:
         return AttackSpec(name, name, searches=COMBINED[name])
     kinds = "|".join(map(re.escape, sorted((*ATTACKS, *ADAPTIVE), key=len, reverse=True)))
     pattern = rf"({kinds})([1-9][0-9]{{0,5}})(?:x([1-9][0-9]{{0,5}}))?"
-    if isinstance(name, str) and (match := re.fullmatch(pattern, name)):
+    if match := re.fullmatch(pattern, name):
         return AttackSpec(name, match[1], steps=int(match[2]), restarts=int(match[3] or 1))
-    steps = re.search(r"[1-9][0-9]*(x[1-9][0-9]*)?", str(name))
+    steps = re.search(r"[1-9][0-9]*(x[1-9][0-9]*)?", name)
     stepped = {kind: f"{kind}{steps[0] if steps else 20}" for kind in (*ATTACKS, *ADAPTIVE)}
     known = [stepped[name]] if name in stepped else ["natural", *stepped.values(), *SEARCHES, *COMBINED, *AUTOATTACKS]
     similar = did_you_mean(name, known)
@@ -232,6 +236,11 @@ def mask_of(config: Config | None) -> MaskConfig:
 
 def in_range(what: str, value: Any, *, most: float = 1) -> float:
     """The value as a float in (0, most]; a tensor is refused, since a reduced budget would flatter a defence."""
+    if isinstance(value, str):
+        try:
+            value = parse_fraction(value)
+        except ValueError as error:
+            raise UserError(f"{what} {error}") from None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise UserError(f"{what} is a {type(value).__name__}; evaluate takes one number for all pixels, such as 8/255")
     number = float(value)

@@ -46,8 +46,8 @@ def evaluate(
     model: Run | str | Path | nn.Module,
     *,
     attacks: str | Iterable[str] = DEFAULT_ATTACKS,
-    eps: float = DEFAULT_EPS,
-    step_size: float | None = None,
+    eps: float | str = DEFAULT_EPS,
+    step_size: float | str | None = None,
     split: str = "test",
     images: int | None = None,
     checkpoint: str = "best",
@@ -84,6 +84,8 @@ def evaluate(
     fp32. `engine="reference"` runs autoattack by its authors' code. The processes of a world share the images of each
     attack; all return the same result, and the first writes it.
     """
+    if callable(attacks):
+        attacks = [attacks]
     names = [attack.strip() for attack in attacks.split(",")] if isinstance(attacks, str) else attacks
     specs = [
         parse_attack(attack, eps=eps, step_size=step_size, seed=seed, search=search, engine=engine)

@@ -92,7 +92,7 @@ def load_target(
     )
     if split == HELD_OUT and config is not None:
         path = run.find_checkpoint(checkpoint) if run else Path(subject)
-        held = _held_out(len(x), config, trained=read_facts(path)["position"]["images"])
+        held = _held_out(len(x), config, trained=read_facts(path)["position"].get("images", 0))
         x, y = x[held], y[held]
     if images is not None and images > len(x):
         raise UserError(f"images {images} is more than the {len(x)} available")
@@ -300,7 +300,7 @@ def _images(
 
 def _held_out(n: int, config: Config, *, trained: int) -> Tensor:
     """The numbers of the images that the run held out; UserError if images were added or deleted since then."""
-    if trained and trained + config.holdout != n:  # 0 in old checkpoints
+    if trained and trained + config.holdout != n:  # unknown in old checkpoints
         raise UserError(
             f"{config.data_label} now has {n} training images, it had {trained + config.holdout} when the run was "
             "trained, so its held-out images cannot be found again; use --split test"

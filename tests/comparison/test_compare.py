@@ -133,7 +133,7 @@ def test_an_attack_that_some_runs_lack_is_left_out_and_reported(make):
     many = make("many-0", results={f"pgd{steps}": flags(0.5, 0) for steps in range(1, 96)})
     with pytest.raises(UserError, match=r"no mma20 .* choose from natural, pgd20, pgd1, .*, pgd18, \.\.\.$"):
         compare({"at": [a], "many": [many]}, attacks=["mma20"])
-    with pytest.raises(UserError, match="no attack has results of the last checkpoints"):
+    with pytest.raises(UserError, match=r"no results of the last checkpoint in .*at-0, .*part-0; see pixelpart eva"):
         compare({"at": [a], "part": [b]}, checkpoint="last")
 
 

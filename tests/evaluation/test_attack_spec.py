@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -68,12 +69,31 @@ def test_names_of_searches_give_their_searches_in_order():
 @pytest.mark.parametrize(
     "name",
     ["pgd", "pgd0", "pgd20x0", "pgd20x", "pgd-1", "PGD20", "fgsm", "", "pgd2 ", "pgd٣", "mma", "autoattack5", "square9",
-     "apgd-l3@1", "@1", "adaptive", "adaptive-pgd", "adaptive-in0", None, 5, b"pgd20"],
+     "apgd-l3@1", "@1", "adaptive", "adaptive-pgd", "adaptive-in0"],
 )  # fmt: skip
 def test_an_unknown_attack_is_reported_with_the_choices(name):
     expected = r"natural, pgdK, pgdKxR, mmaK, mmaKxR .*, adaptive-inK, apgd-ce, .*, autoattack-plus; NAME@EPS"
     with pytest.raises(UserError, match=rf"unknown attack .* choose from {expected}"):
         parse_attack(name)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"pgd20"])
+def test_an_attack_is_given_by_name(given):
+    with pytest.raises(UserError, match=f"attack {re.escape(repr(given))} is a {type(given).__name__}, not a name$"):
+        parse_attack(given)
+    name_it = r"not a name; name it by pp.attacks.ATTACKS\['mine'\] = pp.attacks.Attack\(function\)"
+    with pytest.raises(UserError, match=f"attack own is a function, {name_it}"):
+        parse_attack(own)
+
+
+def own(model, x, y, budget, **settings):
+    return x
+
+
+def test_eps_may_be_written_as_a_fraction():
+    assert parse_attack("pgd20", eps="8/255", step_size="1/255") == parse_attack(
+        "pgd20", eps=8 / 255, step_size=1 / 255
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +126,8 @@ def test_a_wrong_eps_in_a_name_is_reported(name, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({"eps": eps}, "one number for all pixels") for eps in (torch.full((1, 1, 6, 6), 0.03), "8/255", None, True)),
+        *(({"eps": eps}, "one number for all pixels") for eps in (torch.full((1, 1, 6, 6), 0.03), None, True)),
+        ({"eps": "much"}, "eps 'much' is not a number or a fraction such as 8/255"),
         *(({"eps": eps}, "eps .* is out of range: .*at most 1") for eps in (0, -0.1, 1.01, 8, math.nan, math.inf)),
         ({"step_size": 0}, "step_size 0 is out of range"),
         ({"search": "fp16"}, "unknown search 'fp16'; did you mean bf16. choose from auto, bf16, fp32"),

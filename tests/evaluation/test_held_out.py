@@ -148,7 +148,7 @@ def test_compare_reads_test_results_unless_held_out_ones_are_requested(groups):
 def test_compare_does_not_fall_back_on_held_out_results(tmp_path, capsys):
     flags = {"natural": np.random.default_rng(0).random(50) < 0.5}
     a, b = (write_run(tmp_path / name, flags, split="held-out", pixels=name) for name in "ab")
-    with pytest.raises(UserError, match="no attack has results of the best checkpoints of all runs"):
+    with pytest.raises(UserError, match=r"no results of the best checkpoint in .*a, .*b; see pixelpart evaluate"):
         compare({"a": [a], "b": [b]})
     assert main(["compare", str(a), "--with", str(b), "--split", "held-out"]) == 2
     assert "pixels: 'b' instead of 'a'" in capsys.readouterr().err
