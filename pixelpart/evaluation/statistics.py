@@ -96,10 +96,14 @@ def paired(a: FlagArray, b: FlagArray) -> Difference:
 
 
 def accuracy_interval(x: PerImage) -> tuple[float, float]:
-    """The interval of the mean of runs (seeds, images): Wilson's for the flags of one run, else `crossed_interval`."""
+    """The interval of the mean of runs (seeds, images): Wilson's for the flags of one run, else `crossed_interval`.
+
+    That of flags is cut off at 0 and 1.
+    """
     if len(x) == 1 and x.dtype == bool:
         return wilson(int(x.sum()), x.shape[1])
-    return crossed_interval(x)[1:]
+    _, low, high = crossed_interval(x)
+    return (max(low, 0.0), min(high, 1.0)) if x.dtype == bool else (low, high)
 
 
 def crossed_interval(*groups: PerImage) -> tuple[float, float, float]:

@@ -239,7 +239,7 @@ def _class_plot(
             mean = 100 * float(right.mean())
             low, high = (100 * end for end in accuracy_interval(right)) if right.shape[1] > 1 else (mean, mean)
             at = row + (number - (len(arms) - 1) / 2) * 0.75 / len(arms)
-            axes.plot([max(low, 0), min(high, 100)], [at, at], color=colour_of(arm), linewidth=0.9, alpha=0.6)
+            axes.plot([low, high], [at, at], color=colour_of(arm), linewidth=0.9, alpha=0.6)
             axes.plot(mean, at, arm.marker, color=colour_of(arm), markersize=4)
             values.setdefault(arm.label, []).append(f"{name} {mean:.0f}")
     axes.set_yticks(range(len(names)), [short(name, 18) for name in names.values()])

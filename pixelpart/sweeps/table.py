@@ -147,8 +147,7 @@ def _mean(attack: str, entries: Sequence[tuple[Path, Entry]]) -> Row:
     flags = [read_flags(folder, entry) for folder, entry in entries]
     known, low, high = [one for one in flags if one is not None], None, None
     if len(known) == len(flags) and len(set(map(len, known))) == 1:
-        ends = accuracy_interval(np.stack(known))
-        low, high = max(0.0, ends[0]), min(1.0, ends[1])
+        low, high = accuracy_interval(np.stack(known))
     warnings = dict.fromkeys(warning for _, entry in entries for warning in entry.get("warnings", []))
     return {
         attack: fmean(entry["accuracy"] for _, entry in entries), f"{attack} low": low, f"{attack} high": high,

@@ -246,6 +246,9 @@ def test_accuracy_interval_covers_the_true_accuracy_of_new_seeds_and_images():
         low, high = accuracy_interval(draw.random((4, 200)) < np.clip(0.5 + difficulty + seeds, 0, 1))
         covered += low <= 0.5 <= high
     assert covered / studies > 0.92
+    few = np.arange(5) < np.array([[1], [4]])  # so few images that the interval would be wider than [0, 1]
+    assert crossed_interval(few)[1] < 0
+    assert accuracy_interval(few) == (0.0, 1.0)
 
 
 def test_t_test_by_hand():

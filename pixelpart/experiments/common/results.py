@@ -258,8 +258,8 @@ def _interval(runs: Sequence[RunResult], column: str) -> tuple[float, float] | N
     if len(runs) == 1 and column in runs[0].intervals:
         return runs[0].intervals[column]
     if flags and len(flags) == len(runs) and len({len(one) for one in flags}) == 1 and len(flags[0]) > 1:
-        low, high = (100 * end for end in accuracy_interval(np.stack(flags)))
-        return (max(low, 0.0), min(high, 100.0)) if flags[0].dtype == bool else (low, high)
+        low, high = accuracy_interval(np.stack(flags))
+        return 100 * low, 100 * high
     if len(runs) == 1:
         return None
     _, low, high, _ = t_test(values)
