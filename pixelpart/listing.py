@@ -46,7 +46,7 @@ class ListedAccuracy:
 @dataclass(frozen=True)
 class ListedRun:
     path: Path
-    state: str  # running, finished, unfinished or unreadable
+    state: str  # running, exported (by export --to hub), finished, unfinished or unreadable
     recipe: str = ""
     model: str = ""
     data: str = ""
@@ -151,10 +151,12 @@ def read_run(folder: Path) -> ListedRun:
     natural, robust = _results(config, entries)
     if rows:
         natural = natural or _during_training(config, rows[-1], "natural")
-        robust = robust or _during_training(config, rows[-1], "pgd")
+        if config.eps:
+            robust = robust or _during_training(config, rows[-1], "pgd")
+    state = "finished" if epoch >= config.epochs else "unfinished"
     return ListedRun(
         folder,
-        "running" if running else "finished" if epoch >= config.epochs else "unfinished",
+        "running" if running else "exported" if RunFolder(folder).exported else state,
         recipe=config.recipe, model=config.model, data=config.data_label, seed=config.seed,
         epoch=epoch, epochs=config.epochs, natural=natural, robust=robust, problem="; ".join(problems),
         config=config,

@@ -11,6 +11,7 @@ from pixelpart.errors import UserError
 from pixelpart.files import exclusive_lock
 from pixelpart.listing import check_deletable, delete_run, find_folders, find_runs, read_run
 from pixelpart.runs import RunFolder
+from pixelpart.runs.folder import CARD_MARK
 from run_results import write_run
 
 
@@ -96,6 +97,8 @@ def test_state_is_read_from_metrics_and_locks(here):
     with RunFolder(done).locked():
         assert read_run(done).state == "running"
     assert read_run(done).state == "finished"
+    (done / "README.md").write_text(f"---\n{CARD_MARK}\n---\n")
+    assert read_run(done).state == "exported"
     job = make(here / "grid" / "runs" / "0f", epoch=4)  # trained, and evaluated now
     with exclusive_lock(here / "grid" / "jobs" / "0f.lock", wait=False):
         assert read_run(job).state == "running"
@@ -135,6 +138,8 @@ def test_without_results_the_values_of_the_last_epoch_are_shown(here):
     listed = read_run(make(here / "half", {"pgd20": 30}, epoch=2))
     assert (listed.natural.checkpoint, listed.robust.checkpoint) == (None, "best")
     assert read_run(make(here / "new")).natural is None
+    plain = read_run(make(here / "plain", epoch=2, eps=0))
+    assert (plain.natural.accuracy, plain.robust) == (0.7, None)
 
 
 def test_files_that_cannot_be_read_are_reported_and_do_not_hide_other_runs(here):

@@ -14,6 +14,7 @@ from pixelpart.runtime.device import machine
 from pixelpart.version import code_version
 
 EPOCH_COLUMNS = ("epoch", "phase", "loss", "natural", "PGD", "images/s", "seconds")
+FORMS = {"phase": "", "loss": ".4f", "natural": ".1%", "pgd": ".1%", "images_per_second": ",.0f", "seconds": ".1f"}
 
 
 def opening_lines(
@@ -57,34 +58,44 @@ def settings_line(config: Config, images: int) -> str:
         f"{'grey' if config.channels == 1 else 'colour'}: --model {config.model} --augment {config.augment} "
         f"--epochs {config.epochs} --batch-size {config.batch_size} --optim.lr {config.optim.lr:g} "
         f"--ema {config.ema:g} --probe {config.probe} --burn-in.epochs {burn_in.epochs} "
-        f"--burn-in.eps {eps} --eps-ramp {config.eps_ramp}{beta}{'; burn-in has no attack' * (burn_in.eps == 0)}"
+        f"--burn-in.eps {eps} --eps-ramp {config.eps_ramp}{beta}"
+        f"{'; burn-in has no attack' if burn_in.epochs and burn_in.eps == 0 else ''}"
     )
 
 
-def summary_line(row: MetricsRow, epochs: int) -> str:
+def summary_line(row: MetricsRow, config: Config) -> str:
     """The row as a line for the screen and the log."""
+    name = "pgd" if config.eps else "natural"  # without an attack, PGD accuracy is natural accuracy
     return (
-        f"epoch {row['epoch']}/{epochs} {row['phase']}: loss {row['loss']:.4f}, natural {row['natural']:.1%}, "
-        f"pgd {row['pgd']:.1%} ({row['measured_on']}), pgd on training images {row['train_pgd']:.1%}, "
-        f"{row['seconds']:.1f} s"
+        f"epoch {row['epoch']}/{config.epochs} {row['phase']}: loss {row['loss']:.4f}, {_accuracy(row, config)}, "
+        f"{name} on training images {row[f'train_{name}']:.1%}, {row['seconds']:.1f} s"
     )
 
 
-def conclusion(rows: Sequence[MetricsRow], best_epoch: int | None) -> str:
+def conclusion(rows: Sequence[MetricsRow], best_epoch: int | None, config: Config) -> str:
     """The epoch of the best checkpoint, by held-out images, with its row if that is known; else the last epoch."""
-    accuracy = ", natural {natural:.1%}, pgd {pgd:.1%} ({measured_on})"
     if best_epoch is None:
         why = "; no images were held out, so best is the last epoch" if rows[-1]["measured_on"] == "test" else ""
-        return f"last: epoch {rows[-1]['epoch']}{accuracy.format_map(rows[-1])}{why}"
-    measured = (accuracy.format_map(row) for row in rows if row["epoch"] == best_epoch)
-    return f"best: epoch {best_epoch} (lowest robust cross-entropy){''.join(measured)}"
+        return f"last: epoch {rows[-1]['epoch']}, {_accuracy(rows[-1], config)}{why}"
+    measured = (f", {_accuracy(row, config)}" for row in rows if row["epoch"] == best_epoch)
+    return f"best: epoch {best_epoch} (lowest {'robust ' * (config.eps > 0)}cross-entropy){''.join(measured)}"
 
 
-def row_cells(row: MetricsRow, epochs: int) -> list[str]:
-    """The row in the columns EPOCH_COLUMNS; a value that the epoch in progress does not have yet is left empty."""
-    forms = {"phase": "", "loss": ".4f", "natural": ".1%", "pgd": ".1%", "images_per_second": ",.0f", "seconds": ".1f"}
+def _accuracy(row: MetricsRow, config: Config) -> str:
+    pgd = f", pgd {row['pgd']:.1%}" if config.eps else ""
+    return f"natural {row['natural']:.1%}{pgd} ({row['measured_on']})"
+
+
+def epoch_columns(config: Config) -> list[str]:
+    """The heads of the live table: EPOCH_COLUMNS, without PGD if nothing is attacked."""
+    return [name for name in EPOCH_COLUMNS if name != "PGD" or config.eps]
+
+
+def row_cells(row: MetricsRow, config: Config) -> list[str]:
+    """The row in `epoch_columns`; a value that the epoch in progress does not have yet is left empty."""
+    forms = {name: form for name, form in FORMS.items() if name != "pgd" or config.eps}
     cells = [f"{row[name]:{form}}" if name in row else "" for name, form in forms.items()]
-    return [f"{row['epoch']}/{epochs}", *cells]
+    return [f"{row['epoch']}/{config.epochs}", *cells]
 
 
 def collapse_line(config: Config, label: int, images: str) -> str:

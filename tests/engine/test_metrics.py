@@ -101,5 +101,16 @@ def test_a_probe_has_eps_at_every_pixel_also_for_a_run_with_a_mask(linear):
 def test_conclusion_has_the_accuracies_of_the_best_epoch():
     rows = [metrics_row(epoch, natural=natural, pgd=natural / 2) for epoch, natural in ((1, 0.4), (2, 0.6), (3, 0.5))]
     best = "best: epoch 2 (lowest robust cross-entropy), natural 60.0%, pgd 30.0% (held-out)"
-    assert messages.conclusion(rows, 2) == best
-    assert messages.conclusion(rows, None) == "last: epoch 3, natural 50.0%, pgd 25.0% (held-out)"
+    assert messages.conclusion(rows, 2, Config()) == best
+    assert messages.conclusion(rows, None, Config()) == "last: epoch 3, natural 50.0%, pgd 25.0% (held-out)"
+
+
+def test_a_run_without_an_attack_reports_no_pgd():
+    row = metrics_row(2, natural=0.996, pgd=0.996, train_natural=0.999, train_pgd=0.999)
+    plain, attacked = Config(eps=0, epochs=4), Config(epochs=4)
+    assert "natural 99.6% (held-out), natural on training images 99.9%" in messages.summary_line(row, plain)
+    assert "natural 99.6%, pgd 99.6% (held-out), pgd on training images 99.9%" in messages.summary_line(row, attacked)
+    assert messages.conclusion([row], 2, plain) == "best: epoch 2 (lowest cross-entropy), natural 99.6% (held-out)"
+    for config, cells in ((plain, 1), (attacked, 2)):
+        assert messages.row_cells(row, config).count("99.6%") == cells
+        assert len(messages.row_cells(row, config)) == len(messages.epoch_columns(config))

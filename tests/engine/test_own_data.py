@@ -94,6 +94,8 @@ def test_a_folder_recipe_writes_what_it_chose_and_resumes(photos, capsys):
 def test_the_settings_name_beta_where_the_loss_has_one_and_a_start_without_an_attack(method, end):
     assert settings_line(recipes.fill_in(recipes.folder(method), 3000), 2400).endswith(f"{end}; burn-in has no attack")
     assert "no attack" not in settings_line(recipes.fill_in(recipes.folder(method), 10_000), 9_000)
+    without = recipes.fill_in(recipes.folder(method, burn_in={"epochs": 0}), 3000)
+    assert "no attack" not in settings_line(without, 2400)
 
 
 def test_grey_rectangular_pictures_are_trained_on_evaluated_and_explained(photos):

@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+from pixelpart import recipes
+from pixelpart.report import curves
 from pixelpart.report.curves import draw_panels
 from pixelpart.report.run import read_runs
 
@@ -44,6 +46,24 @@ def test_corrupt_rows_and_non_finite_values_are_left_out(make_run, metrics_row):
     assert last(panels["Training loss"]) == [("a", "0.667")]
     assert last(panels["Natural accuracy, %"]) == [("a", "50.0 %")]
     assert draw(make_run("b", metrics=None)) == {}
+
+
+def test_runs_share_a_panel_of_pgd_only_at_the_same_eps_and_without_an_attack_have_none(make_run):
+    eps = {"plain": 0, "weak": "4/255", "at": "8/255", "also": "8/255"}
+    panels = draw(*(make_run(name, config=recipes.shapes_at(eps=value)) for name, value in eps.items()))
+    for name in ("PGD accuracy at eps {}, %", "Robust cross-entropy at eps {}"):
+        found = {at: [run.label for run, _ in panels[name.format(at)].last] for at in ("4/255", "8/255")}
+        assert found == {"4/255": ["weak"], "8/255": ["at", "also"]}
+    assert not any("eps 0" in title for title in panels)
+    assert len(panels["Natural accuracy, %"].last) == 4
+
+
+def test_an_axis_in_percent_ends_at_100(make_run, metrics_row, monkeypatch):
+    tops = []
+    monkeypatch.setattr(curves, "svg_of", lambda figure, prefix: tops.append(figure.axes[0].get_ylim()[1]))
+    rows = [metrics_row(1, natural=0.96, train_natural=0.97), metrics_row(2, natural=0.99, train_natural=1.0)]
+    draw(make_run("a", metrics=rows))
+    assert tops[1] == 100
 
 
 def test_burn_in_is_shaded(make_run, metrics_row):
