@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -12,9 +12,12 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second signal raises KeyboardInterrupt at once."""
-    stop = threading.Event()
+def stop_requests(announce: Callable[[], None]) -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set; a second signal raises KeyboardInterrupt at once.
+
+    At the first signal a thread calls `announce`, since the signal may have interrupted the printing of a line.
+    """
+    stop, ended = threading.Event(), threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -24,9 +27,20 @@ def stop_requests() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
+    def wait() -> None:
+        stop.wait()
+        if not ended.is_set():
+            announce()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if not stop.is_set():
+            ended.set()
+            stop.set()
+        thread.join()

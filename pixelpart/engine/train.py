@@ -99,7 +99,7 @@ class Trainer:
         self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), x, y)
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
-        self.table = LiveTable(messages.EPOCH_COLUMNS)
+        self.table = LiveTable(messages.epoch_columns(config))
         self.rows: list[MetricsRow] = []  # of metrics.jsonl
         self.clock: dict[int, float] = {}  # seconds of the epoch at the last two saves, by step
         self.collapse = metrics.CollapseCheck(config)
@@ -141,9 +141,14 @@ class Trainer:
         for line in [*opening, *self.notes]:
             self.say(line)
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-        self.table.rows = [messages.row_cells(row, epochs) for row in self.rows]
+        self.table.rows = [messages.row_cells(row, self.config) for row in self.rows]
         try:
-            with self.arithmetic(), generators, stop_requests() as stop, self.screen.bars(table=self.table) as progress:
+            with (
+                self.arithmetic(),
+                generators,
+                self.screen.bars(table=self.table) as progress,
+                stop_requests(self.announce_stop) as stop,
+            ):
                 self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
                 for epoch in range(self.position.step // steps, end):
                     self.begin_epoch(epoch)
@@ -158,14 +163,18 @@ class Trainer:
         except Stopped:
             self.say(f"stopped after step {self.position.step}; the same command resumes from there")
             raise
+        except KeyboardInterrupt:
+            self.say("stopped without saving; the same command resumes from the last checkpoint")
+            raise
         if end == epochs and self.world.leads:
             if self.collapse.label is not None:
                 self.report_collapse()
-            self.say(messages.conclusion(self.rows, self.position.best_epoch))
+            self.say(messages.conclusion(self.rows, self.position.best_epoch, self.config))
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
         self.epoch_began, self.epoch_images, self.seconds_before = time.monotonic(), 0, 0.0
+        self.doing = "the step in progress"
         self.so_far = {"epoch": epoch + 1, "phase": self.plan.phase(epoch).name}
         if self.position.step % self.loader.steps:
             if (seconds := self.folder.read_clock(self.position.step)) is None:
@@ -176,7 +185,9 @@ class Trainer:
             self.state.tally.sums.zero_()
             if self.maps is not None and (self.plan.renews_maps(epoch) or self.position.forked_here):
                 assert self.plan.main.mask is not None
+                self.doing = f"the computation of the maps of epoch {epoch + 1}"
                 renew_maps(self.maps, self.state, self.plan.main.mask, self.loader, chunk=self.chunk)
+                self.doing = "the step in progress"
 
     def take_step(self, epoch: int, step: int) -> None:
         config, steps = self.config, self.loader.steps
@@ -201,6 +212,7 @@ class Trainer:
 
     def finish_epoch(self, epoch: int) -> None:
         """Measures, keeps the best, and adds the epoch's row to metrics.jsonl."""
+        self.doing = f"the measurement after epoch {epoch + 1}"
         seconds = time.monotonic() - self.epoch_began
         sums = self.state.tally.read(self.world)
         probes = {
@@ -218,9 +230,9 @@ class Trainer:
         if self.world.leads:
             self.rows.append(row)
             self.folder.write_metrics(self.rows)
-        self.table.rows.append(messages.row_cells(row, self.config.epochs))
+        self.table.rows.append(messages.row_cells(row, self.config))
         self.table.current = ()
-        self.say(messages.summary_line(row, self.config.epochs), in_table=True)
+        self.say(messages.summary_line(row, self.config), in_table=True)
         x, y = self.probe_sets[self.measured_on]
         if self.collapse.after_epoch(self.state, self.position, x, y, chunk=self.chunk):
             self.report_collapse()
@@ -246,6 +258,12 @@ class Trainer:
 
     # -- messages
 
+    def announce_stop(self) -> None:
+        self.say(
+            f"stopping: finishes {self.doing}, then saves; a second Ctrl-C stops at once and loses what came after the "
+            "last checkpoint"
+        )
+
     def report_collapse(self) -> None:
         assert self.collapse.label is not None
         images = f"{len(self.probe_sets[self.measured_on][1])} {self.measured_on}"
@@ -260,7 +278,7 @@ class Trainer:
             seconds = time.monotonic() - self.epoch_began
             rate = self.epoch_images * self.world.size / seconds
             row = self.so_far | {"images_per_second": rate, "seconds": seconds}
-            self.table.current = messages.row_cells(row, self.config.epochs)
+            self.table.current = messages.row_cells(row, self.config)
 
     def say(self, line: str, *, in_table: bool = False) -> None:
         """Logs a line and shows it, unless a live table already has what it says."""

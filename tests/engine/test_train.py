@@ -6,6 +6,8 @@ import errno
 import itertools
 import json
 import os
+import signal
+import time
 
 import pytest
 import torch
@@ -14,11 +16,13 @@ from pixelpart import data, draws
 from pixelpart.engine import train as train_module
 from pixelpart.engine.messages import EPOCH_COLUMNS
 from pixelpart.engine.metrics import ProbeResult
+from pixelpart.engine.signals import Stopped
 from pixelpart.engine.train import train
 from pixelpart.errors import Diverged, UserError
 from pixelpart.masks import BudgetPolicy
 from pixelpart.runs import Run, RunFolder, load_checkpoint
 from pixelpart.runtime.device import machine
+from pixelpart.runtime.progress import Screen
 from pixelpart.version import code_version
 from steps import decay_at
 from stopping import files_of, stop_after
@@ -72,6 +76,8 @@ def test_on_a_terminal_epochs_are_rows_of_a_table_which_remains_after_ctrl_c_and
     assert [row[:2] for row in rows] == [["1/3", "burn-in"], ["2/3", "mask"]]
     assert len(rows[1]) == 4  # neither loss nor accuracy yet
     assert below == ["stopped after step 7; the same command resumes from there"]
+    stopping = "stopping: finishes the step in progress, then saves; a second Ctrl-C stops at once and loses"
+    assert stopping in " ".join(above)
     assert above[0].startswith("pixelpart ")
     assert any(line.startswith("shapes-part: 3 epochs") for line in above)
     assert screen.console.file.getvalue().count("\x1b[?25h") >= screen.console.file.getvalue().count("\x1b[?25l")
@@ -216,6 +222,28 @@ def test_a_folder_of_another_config_or_of_other_files_is_refused(small, quiet, t
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     with RunFolder(tmp_path / "locked").locked(), pytest.raises(UserError, match="another process"):
         train(small("at"), tmp_path / "locked", screen=quiet)
+
+
+def test_ctrl_c_is_answered_during_the_measurement_and_a_second_one_ends_it(small, tmp_path, monkeypatch):
+    lines, original = [], train_module.metrics.probe
+
+    def interrupted(*args, **settings):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            if (tmp_path / "run" / "log.txt").read_text().count("stopping: "):
+                break
+            time.sleep(0.01)
+        lines.append((tmp_path / "run" / "log.txt").read_text().splitlines()[-1])
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **settings)
+
+    monkeypatch.setattr(train_module.metrics, "probe", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(small("at"), tmp_path / "run", screen=Screen(quiet=True))
+    assert not isinstance(caught.value, Stopped)
+    assert "stopping: finishes the measurement after epoch 1, then saves; a second Ctrl-C stops at once" in lines[0]
+    last = (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
+    assert last.endswith("stopped without saving; the same command resumes from the last checkpoint")
 
 
 @pytest.fixture
