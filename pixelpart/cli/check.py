@@ -7,7 +7,7 @@ STRICT = 3  # exit code for a suspicious model; 1 is a fault and 2 a user's mist
 
 
 def check(argv: list[str]) -> int:
-    """Tests whether a model is robust or only hides its gradients: five behaviours, with a verdict for each."""
+    """Tests whether a model hides its gradients, so that attacks fail: five behaviours, with a verdict for each."""
     parser = Parser("check", check.__doc__)
     add_target(parser, images="1000")
     parser.add_argument(

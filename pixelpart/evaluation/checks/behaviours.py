@@ -194,5 +194,16 @@ def growing_eps(checked: CheckedModel, under_pgd: Flags) -> BehaviourResult:
     )
 
 
+def describe_verdict(verdict: str, eps: float, pgd20: float | None) -> str:
+    """The verdict on all behaviours in words, with accuracy under PGD-20: a model without defence hides nothing."""
+    if verdict == SUSPICIOUS:
+        return verdict
+    text = "no sign of hidden gradients"
+    if pgd20 is not None:
+        text += f"; accuracy under PGD-20 at {write_fraction(eps)} is {pgd20:.2%}"
+        text += ", which is no robustness" * (pgd20 <= MAX_LEFT)
+    return text
+
+
 def _verdict(suspicious: bool) -> str:
     return SUSPICIOUS if suspicious else EXPECTED

@@ -1,4 +1,4 @@
-"""`check`: does a model resist attacks, or does it only hide its gradients? A verdict on each of five behaviours."""
+"""`check`: does a model hide its gradients, so that attacks fail? A verdict on each of five behaviours."""
 
 import json
 import os
@@ -68,8 +68,9 @@ class ObfuscationReport:
     def __str__(self) -> str:
         lines = [f"{one.name:<11}  {one.verdict:<11}  {one.found}" for one in self.behaviours]
         lines += [f"* {warning}" for warning in self.warnings]
+        verdict = behaviours.describe_verdict(self.verdict, self.facts["eps"], self["one step"].numbers["pgd20"])
         why = f": {', '.join(self.suspicious)}" if self.suspicious else ""
-        return "\n".join([*lines, f"verdict: {self.verdict}{why}; n = {self.facts['n']}"])
+        return "\n".join([*lines, f"verdict: {verdict}{why}; n = {self.facts['n']}"])
 
     __repr__ = __str__
 

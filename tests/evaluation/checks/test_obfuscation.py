@@ -44,6 +44,8 @@ def test_a_robust_model_passes_with_a_surrogate_trained_on_the_users_own_set(hon
     assert [behaviour.name for behaviour in report.behaviours] == NAMES
     assert verdicts(report) == [EXPECTED] * 5
     assert (report.warnings, report.verdict) == ([], EXPECTED)
+    under_pgd = f"{report['one step'].numbers['pgd20']:.2%}"
+    assert f"verdict: no sign of hidden gradients; accuracy under PGD-20 at 8/255 is {under_pgd}" in str(report)
     step, box = report["one step"].numbers, report["black box"].numbers
     assert 0 < step["pgd20"] <= step["fgsm"] < report.facts["natural"]  # PGD breaks some images
     assert box["transfer"] >= box["pgd20"] == step["pgd20"]
