@@ -66,6 +66,7 @@ class DataSet:
     files: Callable[[Root], tuple[Path, list[Path]] | None] | None = None  # folder and files on disk, None if absent
     check: Callable[[Root, Progress], str] | None = None  # reads all files; returns a status, such as verified
     masks: Callable[..., Tensor] | None = None  # masks(split, root): object masks of a split, bool (n, h, w)
+    names: Callable[[str, Root], list[str]] | None = None  # names(split, root): the file of each image of a split
     skipped: Callable[[Root], list[str]] | None = None  # files left out by skip_bad, each with the reason
     transparent: Callable[[Root], int] | None = None  # how many pictures were put on the background
     splits_off_test: bool = False  # the test split is a fifth of a folder without a test folder

@@ -85,6 +85,7 @@ def data_set(
         load=images.load,
         files=images.files,
         check=images.check,
+        names=images.names,
         skipped=images.skipped if skip_bad else None,
         transparent=images.transparent,
         splits_off_test=listing.splits_off_test,
@@ -116,6 +117,12 @@ class FolderImages:
         if empty and split == "train":
             raise UserError(f"no image of class {listing.classes[min(empty)]!r} can be used")
         return decoded.images, labels
+
+    def names(self, split: str, root: Root = None) -> list[str]:
+        """The file of each image that `load` returns, relative to the folder."""
+        files, base = [file for file, _ in self.listing.files[split]], self.path.expanduser()
+        good = self._decode(split, root).select(torch.arange(len(files))).tolist()
+        return [os.fsencode(files[i].relative_to(base).as_posix()).decode(errors="replace") for i in good]
 
     def check(self, root: Root = None, progress: Progress = silent) -> str:
         for split in self.listing.files:

@@ -107,6 +107,9 @@ def explain(
             index.tolist(), y.tolist(), tensors["probabilities"], strict=True
         )
     ]
+    if dataset.names is not None:
+        files = dataset.names("test", root)
+        images = [image | {"file": files[image["index"]]} for image in images]
     facts = {
         "schema_version": EXPLAIN_SCHEMA, "checkpoint": checkpoint, "epoch": explained_epoch,
         "weights": target.tags["weights"], "epochs": kept, "dataset": target.tags["dataset"],

@@ -23,6 +23,7 @@ class PredictionRecord(JsonRecord):
 class ImageRecord(JsonRecord):
     index: int
     label: int
+    file: str = ""  # relative to the folder of the pictures
     natural: PredictionRecord
     adversarial: PredictionRecord
 

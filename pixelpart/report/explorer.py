@@ -27,7 +27,7 @@ CHANGE_LEVELS = 16
 TOP_CLASSES = 6
 ImageKey = tuple[int, bytes]  # number in the test set, pixels
 SetKey = tuple[tuple[int, int, int], tuple[str, ...]]  # shape, classes
-Pictured = dict[ImageKey, tuple[int, np.ndarray, np.ndarray | None]]  # label, pixels, object
+Pictured = dict[ImageKey, tuple[int, np.ndarray, np.ndarray | None, str]]  # label, pixels, object, file
 UNKNOWN = 65535  # a probability that explain.json of an older version does not have
 
 
@@ -86,15 +86,17 @@ def add_images(sets: dict[SetKey, Pictured], explanation: Explanation) -> tuple[
     keys = [(image.index, levels[row].tobytes()) for row, image in enumerate(record.images)]
     for row, key in enumerate(keys):
         if key not in images or images[key][2] is None:
-            images[key] = record.images[row].label, levels[row], None if objects is None else objects[row]
+            image = record.images[row]
+            images[key] = image.label, levels[row], None if objects is None else objects[row], image.file
     return (shape, record.classes), keys
 
 
 def set_data(shape: tuple[int, int, int], classes: Sequence[str], images: Pictured) -> dict[str, Any]:
-    labels, levels, objects = zip(*images.values(), strict=True)
+    labels, levels, objects, files = zip(*images.values(), strict=True)
     inside = [np.zeros(shape[1:], np.uint8) if part is None else part for part in objects]
     return {
-        "shape": shape, "classes": classes, "labels": labels, "pictures": compress(differences(np.stack(levels))),
+        "shape": shape, "classes": classes, "labels": labels, "files": files,
+        "pictures": compress(differences(np.stack(levels))),
         "objects": compress(*inside) if any(part is not None for part in objects) else None,
     }  # fmt: skip
 

@@ -50,6 +50,7 @@ class Strip:
 class ShownImage:
     index: int
     label: str
+    file: str
     strips: list[Strip]
 
 
@@ -59,10 +60,10 @@ def shown_images(runs: Sequence[ReportedRun]) -> list[ShownImage]:
     if scale is None:
         return []
     records = [run.explanation.record for run in runs if run.explanation]
-    labels = {image.index: record.classes[image.label] for record in records for image in record.images}
+    shown = {image.index: (record.classes[image.label], image.file) for record in records for image in record.images}
     return [
-        ShownImage(index, label, [_strip(run, index, scale) for run in runs])
-        for index, label in list(labels.items())[:MAX_IMAGES]
+        ShownImage(index, *named, [_strip(run, index, scale) for run in runs])
+        for index, named in list(shown.items())[:MAX_IMAGES]
     ]
 
 

@@ -27,7 +27,10 @@ async function start() {
   const sets = await Promise.all(data.sets.map(readSet));
   const runs = data.runs.map((run, place) => readRun(run, place, sets[run.set], data));
   const images = sets.flatMap((set) =>
-    set.ids.map((id, place) => ({ id, set, place, label: set.labels[place], name: set.classes[set.labels[place]] })),
+    set.ids.map((id, place) => {
+      const label = set.labels[place];
+      return { id, set, place, label, name: set.classes[label], file: set.files[place] };
+    }),
   );
   const explained = runs.filter((run) => run.states.length);
   const checkpoints = [...new Set(explained.map((run) => run.checkpoint))];
@@ -95,7 +98,7 @@ async function start() {
     marked = image;
     image.button.setAttribute("aria-current", "true");
     image.button.tabIndex = 0; // Tab enters and leaves the list; arrow keys move in it
-    at("title").replaceChildren(`Test image ${image.id.split(".")[0]}: `, element("b", { text: image.name }));
+    at("title").replaceChildren(`Test image ${image.id.split(".")[0]}: `, element("b", { text: image.name }), image.file && ` (${image.file})`);
     at("place").textContent = `${listed.indexOf(image) + 1} of ${listed.length}`;
     reveal(image.button);
     at("epoch").value = view.epoch ? epochs.indexOf(Number(view.epoch)) : epochs.length;

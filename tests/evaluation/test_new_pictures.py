@@ -6,11 +6,14 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from pixelpart import data
 from pixelpart.cli.main import main
 from pixelpart.errors import UserError
+from pixelpart.evaluation.explain import explain
 from pixelpart.evaluation.target import load_target
+from pixelpart.report import write_report
 from pixelpart.runs import Run
 
 LEVELS = {"dark": 0, "light": 200, "middle": 100}  # pixels of a class are this and up to 50 more
@@ -56,6 +59,19 @@ def labels_match(target):
         next(name for name, level in LEVELS.items() if level <= image.float().mean() < level + 50)
         for image in target.pictures.images
     ]
+
+
+def test_a_picture_that_is_explained_is_found_again_by_its_file(here):
+    (here / "photos" / "dark" / "0.png").write_text("not a picture")
+    written = explain("run", n=6, data="folder:photos", skip_bad=True, steps=1, device="cpu")
+    pictures = load_file(here / "run" / "explain.safetensors")["picture"]
+    images = json.loads(written.read_text())["images"]
+    assert len({image["file"] for image in images}) == 6
+    for image, picture in zip(images, pictures, strict=True):
+        with Image.open(here / "photos" / image["file"]) as opened:
+            assert np.array_equal(np.asarray(opened), np.rint(255 * picture.transpose(1, 2, 0)))
+    write_report([here / "run"], here / "report.html")
+    assert f"({images[0]['file']})</caption>" in (here / "report.html").read_text()
 
 
 def test_a_folder_with_only_a_test_folder_is_evaluated_but_not_trained_on(here, capsys):

@@ -108,7 +108,7 @@ def content(explained, arrays):
         tensors["object"][:, 2:4, 1:3] = 1
         facts = explained(n=N, epochs=list(epochs), classes=CLASSES)
         for row, image in enumerate(facts["images"]):
-            image["label"] = row % 3
+            image |= {"label": row % 3, "file": f"photos/{image['index']}.png"}
         return facts, tensors
 
     return make
@@ -293,7 +293,7 @@ def test_it_fits_the_window_in_both_schemes_and_a_hostile_name_is_text(explorer,
     assert explorer.js("return document.documentElement.scrollWidth") <= width
     background = explorer.js("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.strip("rgb()").split(","))) < 200) == (scheme == "dark")
-    assert explorer.at("title").text == f"Test image 11: {HOSTILE}"
+    assert explorer.at("title").text == f"Test image 11: {HOSTILE} (photos/11.png)"
     assert explorer.js("return window.ran") is None
     unnamed = "[...document.querySelectorAll('.explorer :is(select, input, button)')].filter((one) => !one.offsetParent"
     unnamed += " ? false : !(one.labels?.length || one.ariaLabel || one.textContent.trim()))"
