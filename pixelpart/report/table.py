@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
+from pixelpart.evaluation.checks.behaviours import describe_verdict
 from pixelpart.evaluation.corruptions import FILE, mean_accuracy
 from pixelpart.evaluation.store import read_flags
 from pixelpart.report.formatting import count, describe_eps, describe_images, fraction, percent
@@ -38,31 +40,32 @@ def columns(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def result_rows(run: ReportedRun) -> list[ResultRow]:
-    """A run's results; those that share checkpoint, weights, eps, step size, seed and n share a row.
+    """A run's results; those that share checkpoint, weights, eps, step size and seed share a row.
 
-    An attack with its own eps, or without a step size, joins every row that agrees in the other settings.
+    Of an attack, the newest result on the most images counts. An attack with its own eps, or without a step size, joins
+    every row that agrees in the other settings.
     """
     attacked: dict[tuple, ResultRow] = {}
     natural: dict[tuple, list[Measurement]] = {}
-    older = 0
+    hidden = 0
     for m in sorted(run.measurements, key=lambda m: (m.own_eps, "step_size" not in m.settings)):  # wildcards last
         if m.attack == "natural":
             natural.setdefault(_context(m), []).append(m)
             continue
-        key = ((*_context(m), m.seed, m.n), None if m.own_eps else m.eps, m.step_size)
+        key = ((*_context(m), m.seed), None if m.own_eps else m.eps, m.step_size)
         rows = [row for other, row in attacked.items() if _agree(key, other)]
         rows = rows or [attacked.setdefault(key, ResultRow(run, {}))]
-        older += any(m.column in row.cells for row in rows)
+        hidden += any(m.column in row.cells for row in rows)
         for row in rows:
-            row.cells[m.column] = m
+            row.cells[m.column] = max(m, row.cells.get(m.column, m), key=lambda m: m.n)  # the first of equals
     for row in attacked.values():
         if same := natural.get(_context(row.first)):
             row.cells["natural"] = _nearest(same, row.first.n)
     contexts = {_context(row.first) for row in attacked.values()}
     rows = list(attacked.values())
     rows += [ResultRow(run, {"natural": _nearest(m, None)}) for key, m in natural.items() if key not in contexts]
-    if older:
-        run.notes.append(f"eval.json: {count(older, 'older result')} with the same settings not shown")
+    if hidden:
+        run.notes.append(f"eval.json: {count(hidden, 'result')} not shown: older, or on fewer images, than another")
     _add_remarks(run, rows)
     return rows
 
@@ -109,6 +112,7 @@ class BehaviourRecord(JsonRecord):
     name: str
     found: str
     verdict: str
+    numbers: dict[str, Any] = Field(default_factory=dict)
 
 
 class CheckRecord(JsonRecord):
@@ -120,6 +124,10 @@ class CheckRecord(JsonRecord):
     n: int
     behaviours: tuple[BehaviourRecord, ...] = Field(min_length=1)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return describe_verdict(self.verdict, self.eps, self.behaviours[0].numbers.get("pgd20"))
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,14 @@ def test_newer_result_with_the_same_settings_replaces_the_older(make_run, entry)
     run = read(make_run(entries=[entry(accuracy=0.1), entry(accuracy=0.2)]))
     (row,) = result_rows(run)
     assert row.cells["pgd20"].accuracy == 0.2
-    assert run.notes == ["eval.json: 1 older result with the same settings not shown"]
+    assert run.notes == ["eval.json: 1 result not shown: older, or on fewer images, than another"]
+
+
+def test_attacks_on_different_numbers_of_images_share_a_row_and_the_most_images_count(make_run, entry):
+    entries = [entry("natural", n=300), entry("pgd20", 0.4, n=300), entry("pgd20", 0.9, n=50)]
+    (row,) = result_rows(read(make_run(entries=[*entries, entry("autoattack", settings={"search": "fp32"}, n=200)])))
+    assert {name: m.n for name, m in row.cells.items()} == {"natural": 300, "pgd20": 300, "autoattack": 200}
+    assert row.cells["pgd20"].accuracy == 0.4
 
 
 def test_attacks_with_their_own_eps_or_without_step_size_join_the_rows(make_run, entry):
@@ -93,9 +100,9 @@ def test_attacks_with_their_own_eps_or_without_step_size_join_the_rows(make_run,
     ]
 
 
-def test_other_seeds_and_numbers_of_images_have_their_own_rows(make_run, entry):
+def test_other_seeds_have_their_own_rows(make_run, entry):
     run = read(make_run(entries=[
-        entry("pgd20"), entry("apgd-l1", eps=12.0, settings=L1, n=64), entry("pgd20@16/255", eps=16 / 255, seed=1),
+        entry("pgd20"), entry("apgd-l1", eps=12.0, settings=L1, seed=2), entry("pgd20@16/255", eps=16 / 255, seed=1),
     ]))  # fmt: skip
     assert table(run) == [
         ("best", 3, "eps 8/255", ["pgd20"]),
@@ -160,6 +167,16 @@ def test_verdicts_of_check_are_shown(make_run, page):
     assert rows[1:] == [[b["name"], b["verdict"], b["found"]] for b in CHECK["behaviours"]]
     assert shown.all("h3")[0].text.split()[-1] == "suspicious"
     assert shown.all("ul", "warnings")[0].text.strip() == CHECK["warnings"][0]
+
+
+@pytest.mark.parametrize(("accuracy", "end"), [(0.42, "is 42.00%"), (0.0, "is 0.00%, which is no robustness")])
+def test_a_check_that_found_nothing_is_shown_with_accuracy_under_pgd_and_is_not_green(make_run, page, accuracy, end):
+    one_step = CHECK["behaviours"][0] | {"numbers": {"pgd20": accuracy}}
+    folder = make_run()
+    (folder / "check.json").write_text(json.dumps(CHECK | {"verdict": "as expected", "behaviours": [one_step]}))
+    head = section(page(folder)).all("h3")[0]
+    assert head.text.endswith(f"no sign of hidden gradients; accuracy under PGD-20 at 8/255 {end}")
+    assert not head.all("span", "right")
 
 
 def test_interval_of_corruptions_treats_the_versions_of_an_image_as_one_sample(make_run, page, entry):
