@@ -274,15 +274,22 @@ def _with_same_conditions(attack: str, folders: Sequence[Path], found: Sequence[
     for folder, entries in zip(folders[1:], found[1:], strict=True):
         joined = [[*some, entry] for some in shared for entry in entries if not _differing(some[0], entry)]
         if not joined:
-            what = "; ".join(_differing(shared[-1][0], entries[-1]))
+            a, b = shared[-1][0], entries[-1]
+            fields = _differing(a, b)
+            if "pixels" in fields and {*fields} <= {"pixels", "n"}:
+                raise UserError(
+                    f"{attack} was measured on other pictures in {folder} (n = {b['n']}) than in {folders[0]} "
+                    f"(n = {a['n']}): evaluate both again, on the same pictures"
+                )
+            what = "; ".join(f"{field}: {b.get(field)!r} instead of {a.get(field)!r}" for field in fields)
             raise UserError(f"{attack} has other settings in {folder} than in {folders[0]} ({what})")
         shared = joined
     return shared
 
 
 def _differing(a: Entry, b: Entry) -> list[str]:
-    fields = [field for field in CONDITIONS if a.get(field) != b.get(field)]
-    return [f"{field}: {b.get(field)!r} instead of {a.get(field)!r}" for field in fields]
+    """The conditions in which two results differ."""
+    return [field for field in CONDITIONS if a.get(field) != b.get(field)]
 
 
 def _read_flags(attack: str, folders: Sequence[Path], entries: list[Entry]) -> FlagArray:

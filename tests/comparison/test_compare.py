@@ -97,13 +97,21 @@ def test_two_single_runs_are_said_to_be_two_models_and_not_two_methods(groups, p
 @pytest.mark.parametrize(
     ("field", "value"),
     [("dataset", "cifar10"), ("split", "train"), ("eps", 4 / 255), ("seed", 7), ("precision", "bf16"),
-     ("settings", {"steps": 50}), ("pixels", "ab"), ("n", 100)],
+     ("settings", {"steps": 50}), ("n", 100)],
 )  # fmt: skip
 def test_results_under_other_conditions_are_rejected_with_folder_and_field(make, field, value):
     a, b = make("at-0"), make("part-0", **{field: value})
     with pytest.raises(UserError, match=f"has other settings in {b} than in {a} .*{field}: ") as caught:
         compare({"at": [a], "part": [b]})
     assert f"{value!r} instead of" in str(caught.value)
+
+
+@pytest.mark.parametrize("n", [200, 190])
+def test_that_pictures_have_changed_is_said_in_words(make, n):
+    a, b = make("at-0", pixels="cd"), make("part-0", pixels="ab", n=n)
+    words = f"other pictures in {b} \\(n = {n}\\) than in {a} \\(n = 200\\): evaluate both again, on the same pictures"
+    with pytest.raises(UserError, match=words):
+        compare({"at": [a], "part": [b]})
 
 
 def test_all_conditions_that_all_runs_share_have_a_row(make, pair):
