@@ -77,7 +77,8 @@ class Run:
         facts = {"recipe": config.recipe, "model": config.model, "data": config.data_label, "seed": str(config.seed)}
         facts["epochs"] = f"{rows[-1]['epoch'] if rows else 0} of {config.epochs}"
         if rows:
-            last = "natural {natural:.1%}, pgd {pgd:.1%} ({measured_on} images)"
+            pgd = ", pgd {pgd:.1%}" if config.eps else ""
+            last = f"natural {{natural:.1%}}{pgd} ({{measured_on}} images)"
             facts["last epoch"] = last.format_map(rows[-1])
         return facts
 

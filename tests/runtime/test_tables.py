@@ -47,6 +47,13 @@ def test_run_shows_its_config_and_last_epoch(tmp_path):
     assert repr(run).startswith(f"Run({str(folder.path)!r}), recipe: shapes-part; model: tiny-cnn; ")
 
 
+def test_run_without_an_attack_shows_no_pgd_accuracy(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_config(Config(eps=0))
+    folder.write_metrics([metrics_row(1, natural=0.8125)])
+    assert repr(pp.Run(tmp_path)).endswith("last epoch: natural 81.2% (held-out images)")
+
+
 def test_folder_that_is_not_a_run_shows_why(tmp_path):
     assert "no such folder" in repr(pp.Run(tmp_path / "none"))
     assert "no such folder" in pp.Run(tmp_path / "none")._repr_html_()
