@@ -277,9 +277,10 @@ def _with_same_conditions(attack: str, folders: Sequence[Path], found: Sequence[
             a, b = shared[-1][0], entries[-1]
             fields = _differing(a, b)
             if "pixels" in fields and {*fields} <= {"pixels", "n"}:
+                again = "" if a["split"] == HELD_OUT else ": evaluate both again, on the same pictures"
                 raise UserError(
                     f"{attack} was measured on other pictures in {folder} (n = {b['n']}) than in {folders[0]} "
-                    f"(n = {a['n']}): evaluate both again, on the same pictures"
+                    f"(n = {a['n']}){again}"
                 )
             what = "; ".join(f"{field}: {b.get(field)!r} instead of {a.get(field)!r}" for field in fields)
             raise UserError(f"{attack} has other settings in {folder} than in {folders[0]} ({what})")

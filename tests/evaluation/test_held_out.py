@@ -151,7 +151,7 @@ def test_compare_does_not_fall_back_on_held_out_results(tmp_path, capsys):
     with pytest.raises(UserError, match=r"no results of the best checkpoint in .*a, .*b; see pixelpart evaluate"):
         compare({"a": [a], "b": [b]})
     assert main(["compare", str(a), "--with", str(b), "--split", "held-out"]) == 2
-    assert "pixels: 'b' instead of 'a'" in capsys.readouterr().err
+    assert f"natural was measured on other pictures in {b} (n = 50) than in {a} (n = 50)\n" in capsys.readouterr().err
 
 
 def test_the_report_shows_test_and_held_out_results_in_rows_of_their_own(groups, tmp_path):
