@@ -45,7 +45,7 @@ def photos(tmp_path):
     rng = np.random.default_rng(0)
     for name, level in (("dark", 0), ("light", 200), ("middle", 100)):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(10):
+        for i in range(10, 20):  # of which 14 and 18 are test images
             pixels = (level + rng.integers(0, 50, (24, 20, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
     return tmp_path / "photos"
@@ -73,7 +73,7 @@ def test_a_folder_is_trained_on_and_its_run_opens_without_it(photos, capsys):
 def test_a_folder_recipe_writes_what_it_chose_and_resumes(photos, capsys):
     """24 training images: too few to hold some out; a flag decides what follows from it."""
     half = Image.new("RGBA", (20, 24), (0, 0, 0, 0))
-    half.save(photos / "light" / "0.png")
+    half.save(photos / "light" / "10.png")
     command = ["train", "folder-part", "--data", "folder:photos", "--size", "16", "--epochs", "4", "--eps", "16/255"]
     command += ["--attack.steps", "1", "--quiet", "--out"]
     assert main([*command, "run"]) == 0
@@ -83,9 +83,13 @@ def test_a_folder_recipe_writes_what_it_chose_and_resumes(photos, capsys):
     log = (photos.parent / "run" / "log.txt").read_text()
     assert "24 images to train on, 0 held out, 3 classes, colour: --model tiny-cnn" in log
     assert log.count("transparent pictures (1) are put on white") == 1
+    assert "6 other images of the folder are kept for testing" in log
+    assert "exceeds" not in log
     assert main([*command, "run"]) == 0  # finished
     assert main(["train", "run/config.json", "--quiet", "--out", "again"]) == 0
     assert Run("again").config == config
+    assert main([*command, "big", "--batch-size", "5000"]) == 0
+    assert "--batch-size 5000 exceeds the 24 training images" in (photos.parent / "big" / "log.txt").read_text()
     assert main([*command, "run", "--background", "sky"]) == 2
     assert "background: 'sky' is not a colour such as black" in capsys.readouterr().err
 
@@ -132,7 +136,7 @@ def test_a_run_is_not_resumed_or_evaluated_on_other_images(photos, capsys):
     (photos.with_name("others") / "dark").rename(photos.with_name("others") / "night")
     assert main(evaluate) == 2
     assert "has classes light, middle, night; the model was trained on dark, light, m" in capsys.readouterr().err
-    shutil.copy(photos / "dark" / "0.png", photos / "dark" / "new0.png")
+    shutil.copy(photos / "dark" / "10.png", photos / "dark" / "new0.png")
     assert main(command) == 2
     assert "trained on 20 images, but the data set now has 21" in capsys.readouterr().err
     (photos / "dark").rename(photos / "night")
