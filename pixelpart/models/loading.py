@@ -1,10 +1,12 @@
 """Loads state dicts that other code has saved."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -24,12 +26,21 @@ def load_state(model: M, source: Mapping[str, Any] | Path | str) -> M:
     """The model with the weights of a state dict of the same architecture, as saved by TRADES and RobustBench.
 
     source: the state dict, or a file of safetensors or torch.save. Only tensors are read, no code is run. Prefixes such
-        as `module.` are removed; pixel scaling that is saved with the weights is set in the model.
+        as `module.` are removed; pixel scaling that is saved with the weights is set in the model. Of a run's
+        checkpoint the weights that are evaluated are taken: the averaged ones, if the run averages.
     UserError for a name or shape that does not fit; the model is then unchanged.
     """
     named = "the state dict"
     if not isinstance(source, Mapping):
         named, source = str(source), read_tensors(Path(source))
+        if (settings := _settings_of_checkpoint(Path(named))) is not None:
+            if settings["normalize"] and not getattr(model, "scaled", False):
+                raise UserError(
+                    f"{named} was trained with --normalize: build the model with the data set's mean and std"
+                )
+            prefix = "average." if settings["ema"] else "model."
+            source = {name: tensor for name, tensor in source.items() if name.startswith(prefix)}
+            source = {name.removeprefix(prefix): tensor for name, tensor in source.items()}
     own, others = model.state_dict(), model.other_names if isinstance(model, Classifier) else {}
     given, scaling = min(
         (_without_scaling(_rename(names, others), own) for names in _without_prefixes(_find_weights(source, named))),
@@ -64,6 +75,15 @@ def read_tensors(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise UserError(f"{path} has a {type(content).__name__}, not a state dict")
     return content
+
+
+def _settings_of_checkpoint(path: Path) -> dict[str, Any] | None:
+    """The config in the file, which is safe to read, if a run has written it; else None."""
+    if path.suffix != ".safetensors":
+        return None
+    with safe_open(path, "pt") as file:
+        facts = (file.metadata() or {}).get("pixelpart")
+    return json.loads(facts)["settings"] if facts else None
 
 
 def _find_weights(content: Mapping[str, Any], named: str) -> State:

@@ -9,6 +9,7 @@ from torch import nn
 
 from pixelpart.errors import UserError
 from pixelpart.models import build, load_state, wrap
+from pixelpart.runs import save_checkpoint
 
 
 def norm(name, channels):
@@ -166,6 +167,23 @@ def test_files_are_read(model, state, tmp_path):
         fresh = build("tiny-cnn", generator=torch.Generator().manual_seed(9))
         assert holds(load_state(fresh, tmp_path / name), state)
     assert holds(load_state(model, str(tmp_path / "a.pt")), state)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_a_runs_checkpoint_gives_the_model_that_is_evaluated(tmp_path, ema):
+    settings = {"ema": ema, "normalize": False}
+    trained = {f"model.{name}": tensor for name, tensor in build("tiny-cnn").state_dict().items()}
+    average = build("tiny-cnn", generator=torch.Generator().manual_seed(9)).state_dict()
+    if ema:
+        trained |= {f"average.{name}": tensor for name, tensor in average.items()}
+    path, expected = tmp_path / "last.safetensors", average if ema else build("tiny-cnn").state_dict()
+    save_checkpoint(path, trained | {"tally": torch.zeros(6)}, {"settings": settings})
+    fresh = build("tiny-cnn", generator=torch.Generator().manual_seed(3))
+    assert holds(load_state(fresh, path), expected)
+    save_checkpoint(path, trained, {"settings": settings | {"normalize": True}})
+    with pytest.raises(UserError, match="trained with --normalize"):
+        load_state(fresh, path)
+    load_state(build("tiny-cnn", mean=(0.5,) * 3, std=(0.2,) * 3), path)
 
 
 class Evil:
