@@ -55,7 +55,15 @@ DOCUMENTS = [path for pattern in PLACES for path in sorted(ROOT.glob(pattern))]
 each = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 SOME = 320  # images
-TINY = {"epochs": 1, "holdout": 64, "probe": 32, "batch_size": 128, "burn_in": {"epochs": 0}, "attack": {"steps": 1}}
+TINY = {
+    "epochs": 1,
+    "holdout": 64,
+    "probe": 32,
+    "batch_size": 128,
+    "burn_in": {"epochs": 0},
+    "eps_ramp": 0,
+    "attack": {"steps": 1},
+}
 TINY |= {"auto": ()}
 ADDITION = re.compile(r"# (pixelpart/\S+), (new|in [A-Z]+)\n")
 OWN_FILE = re.compile(r"# (\w+\.(?:py|toml))\n")

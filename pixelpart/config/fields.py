@@ -7,7 +7,6 @@ objectives.
 import hashlib
 import json
 import re
-import reprlib
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -34,7 +33,7 @@ from pixelpart.config.values import (
     write_fraction,
     write_size,
 )
-from pixelpart.errors import UserError, one_line
+from pixelpart.errors import one_line
 
 SCHEMA_VERSION = 1
 EPS_LOW = 7 / 255
@@ -201,7 +200,8 @@ class Config(Section):
     auto: tuple[str, ...] = ()
     """fields that follow from the number of training images; training sets them and empties this list"""
     init_from: str = ""
-    """RUN@EPOCH: start with the weights and the optimiser state of another run after that epoch"""
+    """RUN: start a new run with the best weights of another; RUN@EPOCH: fork, which goes on after that epoch with its
+    optimiser state, and counts on from there"""
 
     @model_validator(mode="before")
     @classmethod
@@ -220,8 +220,6 @@ class Config(Section):
             raise ValueError(f"eps_ramp {self.eps_ramp} is longer than the run: epochs is {self.epochs}")
         if self.eps_from != "same" and (self.eps == 0 or self.epochs - self.burn_in.epochs < 2):
             raise ValueError("eps_from needs eps above 0 and at least two epochs after burn-in")
-        if self.init_from:
-            _ = self.fork_source
         return self
 
     def hash(self) -> str:
@@ -236,11 +234,9 @@ class Config(Section):
 
     @property
     def fork_source(self) -> tuple[str, int]:
-        """The run and the epoch that `init_from` names."""
+        """The run and the epoch that `init_from` names; 0 if only its weights are taken."""
         match = re.fullmatch("(.+)@([0-9]{1,7})", self.init_from)
-        if match is None:
-            raise UserError(f"init_from {reprlib.repr(self.init_from)} is not RUN@EPOCH, such as runs/part@20")
-        return match[1], int(match[2])
+        return (match[1], int(match[2])) if match else (self.init_from, 0)
 
     @property
     def data_options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from pixelpart.config import Config, differing_fields
 from pixelpart.engine.state import TrainingState
 from pixelpart.errors import Diverged, UserError
-from pixelpart.runs import Facts, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
+from pixelpart.runs import Facts, Run, RunFolder, fill, load_checkpoint, read_facts, save_checkpoint
 
 # Fields in which a fork may differ from its parent; data, held-out images, model and seed must be equal.
 FORK_MAY_CHANGE = (
@@ -58,7 +58,7 @@ class RunCheckpoints:
             fill(self.tensors(), tensors, source=path)
             if facts["config"] != self.config.hash():
                 raise UserError(f"{path} belongs to another config ({facts['config']}, not {self.config.hash()})")
-        elif self.config.init_from:
+        elif self.config.init_from and self.config.fork_source[1]:
             at = self._fork(steps, images)
         at.images = images
         return at
@@ -117,10 +117,15 @@ class RunCheckpoints:
 
 
 def find_parent(config: Config) -> tuple[Path, int]:
-    """The checkpoint that `init_from` names, and its epoch; UserError if this config cannot be forked from it."""
+    """The checkpoint that `init_from` names, and its epoch; UserError if this config cannot be forked from it.
+
+    The epoch is 0 if only weights are taken.
+    """
     run, epoch = config.fork_source
     source = RunFolder(run)
     theirs = source.read_config()
+    if not epoch:
+        return _find_weights(source, theirs, config), 0
     if source.exported:
         raise UserError(f"cannot fork {run}: it was exported, without what only training needs")
     taken = {name: getattr(theirs, name) for name in FORK_MAY_CHANGE}
@@ -136,8 +141,22 @@ def find_parent(config: Config) -> tuple[Path, int]:
         epochs = ", ".join(map(str, source.kept_epochs())) or "none"
         raise UserError(f"{run} has no checkpoint after epoch {epoch}; kept epochs: {epochs} (see --keep)")
     if epoch >= config.epochs:
-        raise UserError(f"init_from {config.init_from} has no epochs left to train: epochs is {config.epochs}")
+        raise UserError(
+            f"init_from {config.init_from} has no epochs left to train: epochs is {config.epochs}, and a fork goes on "
+            f"after epoch {epoch}; --init-from {run} starts a new run with its weights"
+        )
     return path, epoch
+
+
+def _find_weights(source: RunFolder, theirs: Config, config: Config) -> Path:
+    """The best checkpoint of a finished run with the same network."""
+    same = theirs.model_copy(update={name: getattr(config, name) for name in ("model", "normalize")})
+    if differing := differing_fields(theirs, same):
+        raise UserError(f"cannot start from {source.path}: {'; '.join(differing)}")
+    last = source.checkpoint("last")
+    if last.exists() and (epoch := read_facts(last)["position"]["epoch"]) < theirs.epochs:
+        raise UserError(f"cannot start from {source.path}: only {epoch} of its {theirs.epochs} epochs are trained")
+    return Run(source.path).find_checkpoint("best")
 
 
 def _require_same(images: int, at: Position, path: Path) -> None:

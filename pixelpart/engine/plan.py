@@ -25,7 +25,7 @@ from pixelpart.errors import UserError, choose
 from pixelpart.losses import smoothed
 from pixelpart.models import Classifier
 from pixelpart.objectives import OBJECTIVES
-from pixelpart.runs import RunFolder, build_model
+from pixelpart.runs import RunFolder, build_model, config_of, fill, load_model
 from pixelpart.runtime.device import choose_device
 from pixelpart.runtime.precision import PRECISIONS
 from pixelpart.types import Images, Model, Targets
@@ -81,7 +81,9 @@ def prepare(config: Config, out: Path | str | None, *, device: torch.device | st
     if out is not None:
         RunFolder(out).check_config(config)
     if config.init_from and not (out is not None and RunFolder(out).checkpoint("last").exists()):
-        find_parent(config)
+        path, epoch = find_parent(config)
+        if not epoch:
+            fill(plan.model.state_dict(), load_model(path, config_of(path))[0].state_dict(), source=path)
     choose_device(device)
     return plan
 

@@ -108,6 +108,8 @@ def burn_in(config: Config, epochs: int) -> str | None:
 
 def equivalent_unforked(config: Config, parent: Config, epochs: int) -> Config | None:
     """The config of a run that trains the fork's first epochs itself, as burn-in, with the same result; else None."""
+    if not epochs:  # it took only weights
+        return None
     values = config.model_dump(mode="json") | {"init_from": ""}
     if config.burn_in.epochs <= epochs:
         counted = canonical(config).get("mask.every") or values.get("eps_from", "same") != "same"  # from its end

@@ -42,8 +42,9 @@ def differing_runs(configs: Mapping[Path, Config]) -> dict[Path, Row]:
     """
     jobs = []
     for path, config in configs.items():
-        parent = Path(config.init_from.rpartition("@")[0]).name
-        shared = bool(parent) and (path.parent / parent).is_dir()
+        run, epoch = config.fork_source
+        parent = Path(run).name
+        shared = epoch > 0 and (path.parent / parent).is_dir()
         jobs.append(Job(config.model_copy(update={"init_from": ""}) if shared else config))
     return dict(zip(configs, differing(jobs), strict=True))
 

@@ -197,7 +197,7 @@ def test_print_config_refuses_what_train_refuses_and_writes_nothing(tmp_path, ca
         "--num-classes 5": "num_classes and classes are for data sets of your own",
         "--optim.schedule linear": "unknown schedule 'linear'",
         "--holdout 6000": "cannot hold out 6000 of 6000 training images",
-        "--init-from nowhere": "init_from 'nowhere' is not RUN@EPOCH",
+        "--init-from nowhere": "nowhere is not a run folder",
         "--init-from nowhere@3": "nowhere is not a run folder",
         "--device gpu": "no device 'gpu' here",
     }.items():
@@ -210,7 +210,7 @@ def test_print_config_of_a_run_refuses_what_train_refuses_in_its_folder(copied, 
         "--eps 4/255": "holds a run with another config (eps:",
         "--epochs 3": "it is finished; to continue: ",
         f"--epochs 9 --init-from {copied}@7 --out {copied}-9": "has no checkpoint after epoch 7",
-        f"--init-from {copied}@2 --out {copied}-2": "has no epochs left to train: epochs is 2",
+        f"--init-from {copied}@2 --out {copied}-2": f"a fork goes on after epoch 2; --init-from {copied} starts",
     }.items():
         mistake(capsys, ["train", str(copied), *flags.split(), "--print-config"], message)
     more = ["--epochs", "3", "--init-from", f"{copied}@2", "--out", f"{copied}-3"]

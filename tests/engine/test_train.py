@@ -1,11 +1,13 @@
 """A run as its user meets it: it starts, finishes, forks, refuses mistakes, and never loses what was saved."""
 
 import contextlib
+import copy
 import dataclasses
 import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -184,6 +186,33 @@ def test_a_fork_computes_stored_maps_also_between_two_renewals(small, quiet, tmp
     stored = {"rule": "mean", "every": 4}
     run = train(small(epochs=3, mask=stored, init_from=f"{tmp_path / 'part'}@2"), tmp_path / "fork", screen=quiet)
     assert all(0 < row["high_fraction"] < 1 for row in run.metrics)
+
+
+def test_a_run_from_the_weights_of_another_starts_anew_with_its_best_model(small, quiet, tmp_path, monkeypatch):
+    parent = train(small("at", eps=0.0, epochs=2), tmp_path / "plain", screen=quiet)
+    starts, step = [], train_module.train_step
+
+    def spy(state, *args):
+        starts.append([copy.deepcopy(m.state_dict()) for m in (state.model, state.average.model)])
+        step(state, *args)
+
+    monkeypatch.setattr(train_module, "train_step", spy)
+    config = small("part", epochs=2, seed=1, init_from=str(parent.dir))
+    run = train(config, tmp_path / "hard", screen=quiet, stop_after=1)
+    assert all(torch.equal(s[name], tensor) for s in starts[0] for name, tensor in parent.model.state_dict().items())
+    assert len(starts) == 4
+    assert f"the initial weights are those of {parent.dir}" in log_of(run)
+    shutil.rmtree(parent.dir)  # no longer needed
+    run = train(config, tmp_path / "hard", screen=quiet)
+    assert [row["epoch"] for row in run.metrics] == [1, 2]
+
+
+def test_a_run_starts_only_from_a_finished_run_of_the_same_network(small, quiet, tmp_path):
+    parent = train(small("at", epochs=2), tmp_path / "plain", screen=quiet, stop_after=1)
+    for model, message in (("tiny-cnn", "only 1 of its 2 epochs"), ("resnet18", "model: 'tiny-cnn' != 'resnet18'")):
+        with pytest.raises(UserError, match=message):
+            train(small("at", init_from=str(parent.dir), model=model), tmp_path / "run", screen=quiet)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

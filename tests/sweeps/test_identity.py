@@ -133,6 +133,14 @@ def test_fork_of_another_run_has_its_parents_identity(parent):
     assert identity(made(fork, init_from=parent(lr, "other"))) in ids  # where the parent is does not matter
 
 
+def test_a_run_that_starts_from_weights_is_neither_a_fork_nor_a_run_from_scratch(parent):
+    settings = {"epochs": 10, "eps": "7.5/255", "holdout": 0}
+    same = parent(made(settings))
+    other = parent(made({"epochs": 10, "seed": 1}), "other")
+    starts = ["", same, same.removesuffix("@4"), other.removesuffix("@4")]
+    assert len({identity(made(settings, init_from=start)) for start in starts}) == 3  # the fork ends as from scratch
+
+
 def test_parent_is_also_found_next_to_the_run(parent, tmp_path):
     there = parent(made({"epochs": 10}))
     fork = made({"epochs": 10, "eps": "7.5/255", "init_from": there})
