@@ -20,6 +20,7 @@ from pixelpart.engine.signals import Stopped, stop_requests
 from pixelpart.engine.state import TrainingState, check_last_batch
 from pixelpart.engine.step import step_batch, train_step
 from pixelpart.engine.stored_maps import check_mask, empty_maps, renew_maps
+from pixelpart.engine.time_left import TimeLeft
 from pixelpart.errors import Diverged, UserError
 from pixelpart.runs import MetricsRow, Run, RunFolder
 from pixelpart.runtime.device import choose_device, current
@@ -95,7 +96,7 @@ class Trainer:
             with self.arithmetic():
                 check_mask(self.state, plan.main.mask, config.mask, x, y, objects=self.objects.probe)
         self.measured_on = "held-out" if config.holdout else "test"
-        self.notes = training_data.notes(config, data_root)
+        self.notes = training_data.notes(config, data_root, images=len(self.loader))
         self.maps = empty_maps(self.state, plan.main.mask, len(self.loader), x, y)
         self.checkpoints = RunCheckpoints(folder, config, self.state, self.maps, writes=world.leads)
         self.position = Position()
@@ -143,12 +144,9 @@ class Trainer:
         generators = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
         self.table.rows = [messages.row_cells(row, self.config) for row in self.rows]
         try:
-            with (
-                self.arithmetic(),
-                generators,
-                self.screen.bars(table=self.table) as progress,
-                stop_requests(self.announce_stop) as stop,
-            ):
+            self.time_left = TimeLeft(self.plan, steps, end)
+            bars = self.screen.bars(table=self.table, time_left=lambda: self.time_left.text(self.position.step))
+            with self.arithmetic(), generators, bars as progress, stop_requests(self.announce_stop) as stop:
                 self.stop, self.save_seconds, self.saved_at = stop, save_seconds, time.monotonic()
                 for epoch in range(self.position.step // steps, end):
                     self.begin_epoch(epoch)
@@ -173,7 +171,7 @@ class Trainer:
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the clock and, at the epoch's first step, resets the sums and renews stored maps."""
-        self.epoch_began, self.epoch_images, self.seconds_before = time.monotonic(), 0, 0.0
+        self.epoch_began, self.epoch_images, self.epoch_steps, self.seconds_before = time.monotonic(), 0, 0, 0.0
         self.doing = "the step in progress"
         self.so_far = {"epoch": epoch + 1, "phase": self.plan.phase(epoch).name}
         if self.position.step % self.loader.steps:
@@ -203,6 +201,8 @@ class Trainer:
         self.position.step += 1
         self.position.forked_here = False
         self.epoch_images += len(batch.labels)
+        self.epoch_steps += 1
+        self.time_left.step_seconds[phase.name] = (time.monotonic() - self.epoch_began) / self.epoch_steps
         if self.position.step % CHECK_STEPS == 0 or step + 1 == steps:
             sums = self.state.tally.read(self.world)
             self.so_far["loss"] = sums["loss"] / sums["images"]
@@ -227,6 +227,7 @@ class Trainer:
         row = metrics.epoch_row(epoch, phase, self.state, sums, probes, self.measured_on, damage)
         row["seconds"] = self.seconds_before + time.monotonic() - self.epoch_began
         row["images_per_second"] = self.epoch_images * self.world.size / seconds
+        self.time_left.measuring = time.monotonic() - self.epoch_began - seconds
         if self.world.leads:
             self.rows.append(row)
             self.folder.write_metrics(self.rows)

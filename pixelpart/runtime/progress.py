@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 LINE_SECONDS = 60.0  # without a terminal, a line appears at least this often
+FIRST_SECONDS, NEXT_SECONDS = 30.0, 600.0  # when progress is shown whatever other lines appear: first, and then
 TABLE_ROWS = 10  # of a live table, the last ones
 Progress = Callable[[str, int, int, str], None]  # title, done, total (0: unknown), note after the bar
 
@@ -37,14 +38,16 @@ class Screen:
         self.spoke_at = time.monotonic()
 
     @contextmanager
-    def bars(self, unit: str = "images", *, table: "LiveTable | None" = None) -> Iterator[Progress]:
+    def bars(
+        self, unit: str = "images", *, table: "LiveTable | None" = None, time_left: Callable[[], str] | None = None
+    ) -> Iterator[Progress]:
         """Yields a function that updates the bar of a title, created on first use; without a terminal see `lines`.
 
         The table is shown above the bars, and stays on the screen with them. Inside, what a network prints goes to
-        stderr.
+        stderr. `time_left` says how long it takes, such as "about 5 min left", where images do not take equally long.
         """
         if not self.live:
-            with redirect_stdout(sys.stderr), self.lines(unit) as update:
+            with redirect_stdout(sys.stderr), self.lines(unit, time_left=time_left) as update:
                 yield update
             return
         columns = (
@@ -52,7 +55,7 @@ class Screen:
             BarColumn(max(5, min(40, self.console.width - 50))),
             TextColumn("{task.percentage:>3.0f}%"),
             RateColumn(),
-            TimeLeftColumn(),
+            TimeLeftColumn(time_left),
             TextColumn("{task.fields[note]}", markup=False),
         )
         tasks: dict[str, TaskID] = {}
@@ -68,7 +71,7 @@ class Screen:
             yield update
 
     @contextmanager
-    def lines(self, unit: str = "images") -> Iterator[Progress]:
+    def lines(self, unit: str = "images", *, time_left: Callable[[], str] | None = None) -> Iterator[Progress]:
         """Yields a function that notes the progress; without a terminal it is printed at least every LINE_SECONDS.
 
         A thread prints it, so that a line also appears inside a step that takes longer.
@@ -76,12 +79,14 @@ class Screen:
         if self.quiet or self.live:
             yield silent
             return
-        latest, ended = PlainLine(unit), threading.Event()
+        latest, ended = PlainLine(unit, time_left), threading.Event()
 
         def print_lines() -> None:
-            while not ended.wait(max(0.0, self.spoke_at + LINE_SECONDS - time.monotonic())):
-                if time.monotonic() - self.spoke_at >= LINE_SECONDS:
+            always_at = time.monotonic() + FIRST_SECONDS
+            while not ended.wait(max(0.0, min(self.spoke_at + LINE_SECONDS, always_at) - time.monotonic())):
+                if time.monotonic() >= min(self.spoke_at + LINE_SECONDS, always_at):
                     self.say(latest.text())
+                    always_at = time.monotonic() + NEXT_SECONDS
 
         self.spoke_at = time.monotonic()
         thread = threading.Thread(target=print_lines, daemon=True)
@@ -96,8 +101,8 @@ class Screen:
 class PlainLine:
     """The latest progress as a line: "shapes-at: 1,200 of 6,000 images, epoch 3/12, 2 min, about 8 min left"."""
 
-    def __init__(self, unit: str) -> None:
-        self.unit, self.began = unit, time.monotonic()
+    def __init__(self, unit: str, time_left: Callable[[], str] | None = None) -> None:
+        self.unit, self.time_left, self.began = unit, time_left, time.monotonic()
         self.first: dict[str, tuple[float, int]] = {}  # when a title was first seen, and what was done by then
         self.latest: tuple[str, int, int, str] | None = None
 
@@ -108,20 +113,23 @@ class PlainLine:
     def text(self) -> str:
         now = time.monotonic()
         if self.latest is None:
-            return f"working, {_duration(now - self.began)} so far"
+            return f"working, {duration(now - self.began)} so far"
         title, done, total, note = self.latest
         since, before = self.first[title]
         parts = [
             f"{done:,} of {total:,} {self.unit}" if total else f"{done:,} {self.unit}",
             note,
-            _duration(now - since),
+            duration(now - since),
         ]
-        if total / 20 < done - before < total - before:  # the first tries of an attack say little
-            parts.append(f"about {_duration((now - since) * (total - done) / (done - before))} left")
+        if self.time_left:
+            parts.append(self.time_left())
+        elif total / 20 < done - before < total - before:  # the first tries of an attack say little
+            parts.append(f"about {duration((now - since) * (total - done) / (done - before))} left")
         return f"{title}: {', '.join(part for part in parts if part)}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Such as "90 s", "5 min" or "2.8 h"."""
     return (
         f"{seconds:.0f} s"
         if seconds < 100
@@ -141,8 +149,14 @@ class RateColumn(ProgressColumn):
 
 
 class TimeLeftColumn(ProgressColumn):
+    def __init__(self, time_left: Callable[[], str] | None) -> None:
+        super().__init__()
+        self.time_left = time_left
+
     def render(self, task: Task) -> Text:
-        return Text(f"{_duration(task.time_remaining)} left" if task.time_remaining else "")
+        if self.time_left:
+            return Text(self.time_left())
+        return Text(f"{duration(task.time_remaining)} left" if task.time_remaining else "")
 
 
 class LiveTable:

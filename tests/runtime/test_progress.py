@@ -95,6 +95,18 @@ def test_without_a_terminal_a_line_appears_at_least_every_interval_also_inside_o
     assert capsys.readouterr() == ("", "")  # it ends with the work
 
 
+def test_without_a_terminal_progress_is_shown_once_early_although_other_lines_appear(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.05)
+    screen, deadline, shown = Screen(), time.monotonic() + 20, ""
+    with screen.bars(time_left=lambda: "at least 9 min left") as update:
+        while "left" not in shown and time.monotonic() < deadline:
+            update("shapes-at", 1, 200, "epoch 1/2")
+            screen.say("epoch 1/2 plain")
+            time.sleep(0.01)
+            shown += capsys.readouterr().err
+    assert "shapes-at: 1 of 200 images, epoch 1/2, 0 s, at least 9 min left" in shown
+
+
 def test_line_shows_rate_and_time_left_by_the_clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
