@@ -6,6 +6,9 @@ from pixelpart.cli.arguments import Parser, add_data_root, add_folder_options
 from pixelpart.errors import UserError, unknown
 from pixelpart.runtime.progress import Screen
 
+MOST_CLASSES = 20  # that are listed
+SPLITS = {"train": "to train on", "test": "to test on"}
+
 
 def data(argv: list[str]) -> None:
     """Downloads, lists and verifies data sets: data get NAME | data list | data verify NAME."""
@@ -40,3 +43,9 @@ def data(argv: list[str]) -> None:
         skipped = f", {row.skipped} unreadable files left out" if row.skipped else ""
         size = f"{row.images:>7} images {row.bytes / 1e6:>8.1f} MB"
         print(f"{row.name:<12} {row.status:<10} {size}{skipped}  {row.where}{about}")
+        for file in row.skipped_files:
+            print(f"  left out: {file}")
+        for label, counts in list(row.classes.items())[:MOST_CLASSES]:
+            print(f"  {label}: {', '.join(f'{n:,} {SPLITS[split]}' for split, n in counts.items())}")
+        if (more := len(row.classes) - MOST_CLASSES) > 0:
+            print(f"  and {more} more classes")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ def find(
             f"pp.data.use({name!r})"
         )
     if name not in SETS | USER_SETS:
+        if Path(name).expanduser().is_dir():
+            raise UserError(f"unknown data set {name!r}; did you mean folder:{name}?")
         raise unknown("data set", name, [*SETS, "folder:PATH", "module:function"])
     entry = (SETS | USER_SETS)[name]
     for flag, given in {"size": size, "background": background != "white", "channels": channels}.items():
@@ -182,7 +185,15 @@ def get(name: str, *, root: Root = None, progress: Progress = silent, **options:
 def verify(name: str, *, root: Root = None, progress: Progress = silent, **options: Any) -> DataSetStatus:
     """Reads all files of a data set and checks counts, labels and checksums; UserError if they are missing or wrong."""
     entry = find(name, **options)
-    return _status(name, entry, root, entry.check(root, progress) if entry.check else "generated")
+    row = _status(name, entry, root, entry.check(root, progress) if entry.check else "generated")
+    if name in SETS:
+        return row
+    counts = {
+        split: torch.bincount(entry.load(split, root)[1], minlength=entry.num_classes).tolist()
+        for split in entry.counts
+    }
+    by_class = {label: {split: counts[split][i] for split in counts} for i, label in enumerate(entry.classes)}
+    return replace(row, classes=by_class)
 
 
 def listing(*, root: Root = None) -> list[DataSetStatus]:
@@ -203,10 +214,10 @@ def _status(name: str, entry: DataSet, root: Root, status: str) -> DataSetStatus
             images, where, status = 0, str(home(root)), problem
         else:
             where, size = str(files[0]), sum(path.stat().st_size for path in files[1] if path.exists())
-    skipped = 0 if entry.skipped is None else len(entry.skipped(root))
+    skipped = () if entry.skipped is None else tuple(entry.skipped(root))
     if skipped:
         images = sum(len(entry.load(split, root)[1]) for split in entry.counts)
-    return DataSetStatus(name, where, images, size, status, entry.about, entry.source, skipped)
+    return DataSetStatus(name, where, images, size, status, entry.about, entry.source, len(skipped), skipped)
 
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -94,3 +94,5 @@ class DataSetStatus:
     about: str
     source: str = ""  # where it can be downloaded
     skipped: int = 0  # files left out by skip_bad
+    skipped_files: tuple[str, ...] = ()  # each with the reason
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # verify: images of each split by class

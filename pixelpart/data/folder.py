@@ -158,6 +158,8 @@ def list_folder(path: str, *, skip_bad: bool = False, classes: tuple[str, ...] =
     `classes` are those of a trained model in the order of its labels: the folder may hold only some, but no others.
     """
     base = Path(path).expanduser()
+    if base.is_file():
+        raise UserError(f"{base} is a file; folder:PATH names the folder with a folder of pictures per class")
     if not base.is_dir():
         raise UserError(f"no folder {base}; folder:PATH holds train/CLASS/*.jpg and test/CLASS/*.jpg, or CLASS/*.jpg")
     folders = {entry.name.casefold(): Path(entry) for entry in os.scandir(base) if entry.is_dir()}

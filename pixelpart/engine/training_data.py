@@ -87,9 +87,19 @@ def load(
     return loader, probes, objects
 
 
-def notes(config: Config, root: Path | str | None) -> list[str]:
-    """What the user should know about the files: how many skip_bad left out and why, and which were transparent."""
+def notes(config: Config, root: Path | str | None, *, images: int) -> list[str]:
+    """What the user should know about the files and the start of a run on this number of images."""
     entry, lines = data.of_config(config), []
+    if config.init_from and not config.fork_source[1]:
+        lines.append(f"the initial weights are those of {config.init_from}")
+    if images < config.batch_size:
+        lines.append(
+            f"--batch-size {config.batch_size} exceeds the {images} training images: an epoch is a single step, and "
+            "accuracy may stay near chance; try --batch-size 32"
+        )
+    if entry.splits_off_test:
+        kept = len(entry.load("test", root)[1]) if entry.skipped else entry.counts["test"]
+        lines.append(f"{kept} other images of the folder are kept for testing, which `pixelpart evaluate` uses")
     if files := entry.skipped(root) if entry.skipped else []:
         more = f"; and {len(files) - 3} more" if len(files) > 3 else ""
         lines.append(f"bad files skipped ({len(files)}): {'; '.join(files[:3])}{more}")

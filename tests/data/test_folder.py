@@ -273,8 +273,27 @@ def test_bad_files_are_named_and_skip_bad_leaves_them_out(base, capsys):
     output = capsys.readouterr().out
     assert "18 images" in output
     assert f"{len(BAD) + 1} unreadable files left out" in output
+    assert all(f"left out: {base}/train/dog/{name} " in output for name in BAD)
+    assert "cat: 4 to train on, 2 to test on" in output
     assert main(["data", "verify", f"folder:{base}", "--size", "16"]) == 2
     assert "owl: a class without images" in capsys.readouterr().err
+
+
+def test_verify_lists_some_of_many_classes_with_their_images(tmp_path, capsys):
+    for number in range(30):
+        (folder := tmp_path / "many" / f"c{number:02}").mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (16, 16)).save(folder / f"{i}.png")
+    assert main(["data", "verify", f"folder:{tmp_path / 'many'}", "--size", "16"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines == [*(f"  c{n:02}: 1 to train on, 1 to test on" for n in range(20)), "  and 10 more classes"]
+
+
+def test_a_folder_without_its_prefix_and_a_file_are_named(base):
+    with pytest.raises(UserError, match=f"did you mean folder:{base}"):
+        data.find(str(base), size=16)
+    with pytest.raises(UserError, match=r"0.jpg is a file"):
+        data.find(f"folder:{base}/train/cat/0.jpg", size=16)
 
 
 @pytest.mark.parametrize("place", ["train/cat/more", "train/cat", "train"])
