@@ -12,7 +12,6 @@ def export(argv: list[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--to",
-        default="",
         metavar="FORMAT",
         help="pt2: an archive of torch.export; onnx; robustbench: the weights of a resnet18, preactresnet18 or wrn-*; "
         "hub: a run folder for sharing, with a model card",
