@@ -27,6 +27,7 @@ def test_every_command_has_help(capsys, command):
     out, err = capsys.readouterr()
     assert out.startswith(f"usage: pixelpart {command}")
     assert err == ""
+    assert "(default: )" not in out
 
 
 def test_help_and_mistakes_do_not_import_torch():
