@@ -103,7 +103,7 @@ def find(
             f"pp.data.use({name!r})"
         )
     if name not in SETS | USER_SETS:
-        if Path(name).expanduser().is_dir():
+        if os.path.isdir(os.path.expanduser(name)):  # of any length
             raise UserError(f"unknown data set {name!r}; did you mean folder:{name}?")
         raise unknown("data set", name, [*SETS, "folder:PATH", "module:function"])
     entry = (SETS | USER_SETS)[name]
