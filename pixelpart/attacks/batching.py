@@ -1,4 +1,4 @@
-"""Continuous batching of a search: a sample leaves the batch once it is settled, and a waiting one takes its place.
+"""Continuous batching of a search: a try leaves the batch once it is settled, and a waiting one takes its place.
 
 A try is one run of a search on one sample. Rows of the batch may be at different steps. On a GPU the step is a CUDA
 graph, one for each of a few batch sizes.
@@ -30,7 +30,7 @@ OUTCOME = ("x_adv", "margin", "hit", "step")  # what a finished row keeps while 
 
 
 class Try(NamedTuple):
-    """One run of one search on one sample; the number counts targets and restarts."""
+    """One run of one search on one sample; number // restarts is the target's rank, number % restarts the restart."""
 
     search: str
     sample: int
@@ -147,7 +147,7 @@ class Stepper:
         return new
 
     def _leap(self, rows: int) -> int:
-        """The steps to leap at once, so that few rows give the network a full batch."""
+        """How many steps to take at once, so that a few rows give the network a full batch."""
         return min(MAX_LEAP, self.slots // rows) if self.search.leap else 1
 
     def _replay(self, state: State, steps: int) -> State:
@@ -193,7 +193,7 @@ class Stepper:
 
 
 def _batch_size(tries: int, slots: int) -> int:
-    """The smallest batch that needs no more rounds than `slots` rows would: the last round is then full as well."""
+    """The smallest batch that needs no more rounds than `slots` rows would: rounds are then as equal as possible."""
     return max(1, math.ceil(tries / max(1, math.ceil(tries / slots))))
 
 

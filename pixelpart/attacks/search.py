@@ -3,8 +3,8 @@ leave the batch.
 
 A search is two functions on states. A state is a dict of tensors with one row per sample. `begin` makes the rows of new
 samples without calling the model. `advance` takes all rows one step further, each by its own `state["step"]`: rows of
-one batch may be at different steps. It consists of tensor operations only and never waits for the device, so that it
-can be captured as a CUDA graph.
+one batch may be at different steps. `advance` consists of tensor operations only and never waits for the device, so
+that it can be captured as a CUDA graph.
 """
 
 from collections.abc import Callable

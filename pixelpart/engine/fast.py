@@ -139,11 +139,12 @@ def compile_policy(policy: BudgetPolicy) -> BudgetPolicy:
     def share(*args: Any) -> Any:
         return policy.share(*args)
 
-    def budget(*args: Any) -> Any:
-        return policy.budget(*args)
+    def control_and_scale(*args: Any) -> Any:
+        return policy.control_and_scale(*args)
 
     made = copy.copy(policy)
-    vars(made).update(share=compiled(share), budget=compiled(budget))  # shadow the methods of the same name
+    # shadow the methods of the same name
+    vars(made).update(share=compiled(share), control_and_scale=compiled(control_and_scale))
     return made
 
 

@@ -55,10 +55,10 @@ class TrainingState:
         self.clip = config.optim.clip
 
     def descend(self, loss_function: Callable[[], Tensor], *, n: int, awp: float = 0.0) -> Tensor:
-        """Takes one optimiser step on the gradient at weights perturbed by `awp`, and returns the loss.
+        """Takes one optimiser step on the gradient at weights perturbed by `awp` (0: not), and returns the loss.
 
-        The loss is a mean over n images. Gradients are averaged over the images of all processes, so that their weights
-        stay equal. Batch norm normalises by a process's own slice; its running statistics are averaged.
+        The loss is a mean over n images. Gradients are averaged over the images of all processes, so that all keep
+        equal weights. Batch norm normalises by a process's own slice; its running statistics are averaged.
         """
         self.optimizer.zero_grad()
         all_mean = functools.partial(means, n=n, world=self.world)
@@ -75,7 +75,7 @@ class TrainingState:
         return loss
 
     def evaluated_view(self) -> FrozenView:
-        """A view of the model that is evaluated: of the averaged weights if there is an average."""
+        """A view of the model that is evaluated: with averaged weights if there are any."""
         return self.attack_view(self.model if self.average is None else self.average.model)
 
     def weights(self) -> dict[str, Tensor]:
@@ -86,14 +86,14 @@ class TrainingState:
         return named
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, by its name in a checkpoint; the tensors themselves, no copies."""
+        """What the next step depends on, except stored maps, by its name in a checkpoint; not copied."""
         return self.weights() | state_of(self.optimizer, self.model) | {"tally": self.tally.sums}
 
 
 def check_last_batch(state: TrainingState, config: Config, x: Images, *, n: int) -> None:
-    """Raises a UserError if the last batch of n images is one image and the model cannot be trained on it.
+    """Raises a UserError if an epoch of n images ends in a batch of one and the model cannot be trained on it.
 
-    Batch norm after global pooling cannot. `x` are images of that shape.
+    A network with batch norm after global pooling cannot. `x`: images of the training shape.
     """
     size = config.batch_size
     if (n % size or size) // state.world.size > 1:
@@ -128,8 +128,8 @@ class WeightAverage:
     """average <- d average + (1 - d) model after every step; parameters and batch-norm statistics alike.
 
     After t steps of the run d = min(decay, age / (1 + age)) with age = min(t / 10, (t / 64)^2), the number of steps by
-    which the average lags: at most a tenth of the run, and almost none at its start, where weights change fast. In a
-    long run d becomes `decay`.
+    which the average lags: at most a tenth of the steps so far, and almost none at first, where weights change fast.
+    In a long run d becomes `decay`.
     """
 
     def __init__(self, model: Classifier, decay: float) -> None:

@@ -6,6 +6,7 @@ before it, by `step_batch`. The whole iteration can therefore be compiled and ca
 The files that it runs through, in reading order:
 
     engine/step.py             one iteration: this file
+    engine/plan.py             the functions of a phase, by the names in the config
     data/augment/moving.py     augmented images, and shares moved with them
     engine/state.py            weights, the optimiser step, averaged weights, sums
     masks/policy.py            Algorithm 1: from a map to the budget of each pixel
@@ -15,6 +16,8 @@ The files that it runs through, in reading order:
     attacks/pgd.py             Algorithm 2: the attack
     attacks/ball.py            its start and its projection onto the budget
     objectives/__init__.py     the losses of AT, TRADES and MART
+
+docs/method.md has the few places where the printed algorithms differ from this, and why.
 """
 
 import functools

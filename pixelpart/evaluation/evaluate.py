@@ -2,12 +2,13 @@
 
 The files that an image passes under AutoAttack, in reading order:
 
+    evaluation/attack_spec.py  the name "autoattack" as four searches
     evaluation/target.py       model and images from the arguments
     evaluation/images.py       a batch in [0,1] on the device; checks before any attack
-    evaluation/attack_spec.py  the name "autoattack" as four searches
     evaluation/store.py        the kept result of this model, images and attack, if there is one
+    evaluation/partial.py      what a stopped evaluation had settled
     evaluation/measure.py      what is correct without an attack, and is attacked
-    view/check.py, views.py    the faster network that is searched through: folded, on a GPU in bf16
+    view/check.py, view/views.py   the faster network that is searched through: folded, on a GPU in bf16
     attacks/autoattack.py      the searches in turn, each on what is still correct
     attacks/batching.py        rows of a batch, each at its own step; the model itself decides
     attacks/search.py          what all searches have: state, best image so far, targets

@@ -48,7 +48,7 @@ def predict(
     progress: Progress = silent,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
-    """The prediction for each picture, in the order given; of a folder, for every picture below it, sorted by name.
+    """The prediction for each picture, in the order given; a folder stands for all pictures below it, sorted by path.
 
     Pictures are read as in training (`data.read_picture`). UserError for a file that cannot be read; with `skip_bad` it
     is left out, and a line says so.
@@ -71,7 +71,7 @@ def predict(
 
 
 def find_files(pictures: Iterable[str | Path]) -> list[Path]:
-    """The files, and those below each folder; UserError if there is none."""
+    """The files, and those below each folder; UserError if there are none."""
     files: list[Path] = []
     for path in map(Path, pictures):
         bad: list[str] = []
@@ -82,7 +82,7 @@ def find_files(pictures: Iterable[str | Path]) -> list[Path]:
             raise UserError(f"no pictures in {path}")
         files += below
     if not files:
-        raise UserError("no pictures are given")
+        raise UserError("no pictures given")
     return files
 
 

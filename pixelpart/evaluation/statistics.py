@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from pixelpart.errors import UserError
 
 FlagArray = NDArray[np.bool_]  # (n,) or (seeds, n): which images are classified correctly
-PerImage = NDArray[Any]  # (n,) or (seeds, n): such flags, or numbers such as the share of an image's versions
+PerImage = NDArray[
+    Any
+]  # (n,) or (seeds, n): such flags, or numbers such as the share of an image's versions that are classified correctly
 
 MCNEMAR = "McNemar, exact"
 BOOTSTRAP = "bootstrap over seeds and images"
@@ -46,7 +48,7 @@ def score_interval(mean: float, variance: float, n: int, confidence: float = 0.9
     """Wilson's interval for the mean of n independent shares in [0,1] with this variance instead of p(1-p).
 
     (mean + z²/2n ± z sqrt(variance/n + z²/4n²)) / (1 + z²/n): Wilson's if each share is 0 or 1, close to
-    mean ± z sqrt(variance/n) for large n, and wider than 0 if all shares are equal.
+    mean ± z sqrt(variance/n) for large n, and of nonzero width if all shares are equal.
     """
     spread = normal_quantile(confidence) ** 2 / n
     centre, half = mean + spread / 2, math.sqrt(spread * (variance + spread / 4))
@@ -54,7 +56,7 @@ def score_interval(mean: float, variance: float, n: int, confidence: float = 0.9
 
 
 def difference(a: FlagArray, b: FlagArray) -> Difference:
-    """Accuracy of runs a (seeds, images) minus that of runs b on the same images, with the test for that many runs.
+    """Accuracy of runs a (seeds, images) minus that of runs b on the same images, tested as their number allows.
 
     One run on each side: McNemar's test of the two models. Several: the crossed bootstrap, a test of the two methods.
     """
@@ -98,7 +100,7 @@ def paired(a: FlagArray, b: FlagArray) -> Difference:
 def accuracy_interval(x: PerImage) -> tuple[float, float]:
     """The interval of the mean of runs (seeds, images): Wilson's for the flags of one run, else `crossed_interval`.
 
-    That of flags is cut off at 0 and 1.
+    For flags it is clipped to [0, 1].
     """
     if len(x) == 1 and x.dtype == bool:
         return wilson(int(x.sum()), x.shape[1])
@@ -109,7 +111,7 @@ def accuracy_interval(x: PerImage) -> tuple[float, float]:
 def crossed_interval(*groups: PerImage) -> tuple[float, float, float]:
     """The mean of runs (seeds, images), or that of runs a minus that of runs b on the same images, with its interval.
 
-    That of `crossed_bootstrap`, of numbers as well as flags. With one seed in a group, only the images count.
+    The interval of `crossed_bootstrap`, also for numbers. With one seed in a group, only the images count.
     """
     signs, fewest = (1, -1)[: len(groups)], min(map(len, groups))
     estimate = float(sum(sign * x.mean() for sign, x in zip(signs, groups, strict=True)))
@@ -193,7 +195,8 @@ def variances(values: Sequence[PerImage], weights: Sequence[float], *, df: float
         V_interaction = Σ_j w_j² Σ_si (x_jsi - x_js - x_ji + x_j)² / S_j(S_j-1)n(n-1)
 
     Seeds that tie do not prove that seeds do not matter: var(x_js) is at least 1/(S_j n²), which is its value if one
-    seed has one more correct image than the others. Without `df`, Satterthwaite's, V_seeds² / Σ_j term_j² / (S_j-1).
+    seed has one more correct image than the others. Without `df`, Satterthwaite's, V_seeds² / Σ_j t_j² / (S_j-1),
+    with the terms t_j of V_seeds.
     Flags with weights of 1 and -1 are summed as integers, so that no order of summation matters.
     """
     n, common = values[0].shape[1], math.lcm(*map(len, values))
@@ -213,12 +216,12 @@ def variances(values: Sequence[PerImage], weights: Sequence[float], *, df: float
 
 
 def _squares(values: NDArray[Any]) -> Any:
-    """The sum of squares, of integers an int. (`@` would wait for BLAS threads: 8x slower on busy cores.)"""
+    """The sum of squares, an int for integers. (`@` would wait for BLAS threads: 8x slower on busy cores.)"""
     return np.square(values).sum().item()
 
 
 def t_test(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Mean, 95 % interval and two-sided p of Student's test of mean 0; of differences by seed, the paired test."""
+    """Mean, 95 % interval and two-sided p of Student's test of mean 0; of differences by seed, it is paired."""
     from scipy.special import stdtr
 
     df, error = len(values) - 1, stdev(values) / math.sqrt(len(values))

@@ -1,6 +1,7 @@
 """A budget policy: from images to the budget of each pixel.
 
-In the order in which they act: source (`maps`), rule and share 1 for dead maps (`share`), control and scale (`budget`).
+In the order in which they act: source (`maps`), scaled to heat (`heat`), rule and share 1 for dead maps (`share`),
+control and scale (`control_and_scale`).
 `pixel_budget` is everything after the source.
 The policy's own numbers are constants of a compiled step; what varies by step, epoch or image reaches the step as a
 tensor of its batch.
@@ -52,7 +53,7 @@ class BudgetPolicy:
 
     @property
     def needs_clean_pass(self) -> bool:
-        """Whether maps are computed from the network's outputs in every step."""
+        """Whether maps are read from the network in every step."""
         return self.source.from_model and not self.stored
 
     @property
@@ -72,7 +73,7 @@ class BudgetPolicy:
         return self.source.maps(replace(inputs, target=target, layer=self.layer))
 
     def heat(self, maps: Map, size: tuple[int, int]) -> Heatmap:
-        """Raw maps scaled to [0, 1] and resized; other sources return that already."""
+        """Maps that need it scaled to [0, 1] and resized; heat and numbers per image as they are."""
         return upscale(maps, size) if self.source.needs_scaling else maps
 
     def share(self, maps: Map, size: tuple[int, int]) -> tuple[Share, Flags]:
@@ -81,7 +82,7 @@ class BudgetPolicy:
         dead = torch.zeros_like(heat[:, 0, 0], dtype=torch.bool) if self.source.per_image else is_dead(heat)
         return live_or_one(self.rule(heat), dead), dead
 
-    def budget(self, share: Share, dead: Flags, noise: CoarseNoise | None = None) -> tuple[BudgetMap, Share]:
+    def control_and_scale(self, share: Share, dead: Flags, noise: CoarseNoise | None = None) -> tuple[BudgetMap, Share]:
         """Control, then scale: the budget of each pixel, and its share after the control."""
         share = torch.where(dead[:, None, None, None], share, self.control(share, dead, noise))
         budget = scale(share, eps=self.eps, eps_low=self.eps_low)
@@ -104,7 +105,7 @@ class BudgetPolicy:
         before_augmentation = self.stored or self.source.before_augmentation
         if move is not None and before_augmentation and not self.source.per_image:
             share = move(share)
-        return *self.budget(share, dead, noise), dead
+        return *self.control_and_scale(share, dead, noise), dead
 
     def check(self, maps: Tensor, x: Images, noise: Tensor | None, *, source: str, rule: str, control: str) -> None:
         """A UserError if the source, rule or control returns a wrong shape, NaN, or values outside [0, 1].
@@ -144,7 +145,7 @@ def with_mean(budget: BudgetMap, mean: float, *, over: str) -> BudgetMap:
 
 
 def budget(heat: Heatmap, *, eps: float, eps_low: float, rule: str = "mean") -> BudgetMap:
-    """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps in images of zero heat."""
+    """The largest change of each pixel, (b,1,h,w) or for `official` (b,3,h,w); eps where all heat is zero."""
     if not (0 <= eps <= 1 and 0 <= eps_low <= 1):
         raise UserError(f"eps_low {eps_low:.4g} and eps {eps:.4g}: choose both from 0 to 1")
     if heat.ndim != 3:
@@ -216,7 +217,7 @@ def apply_policy(
     `blobs` is coarse noise from `draw_blobs`, `objects` the object masks, for policies that use them.
     """
     policy, size = budget_policy(**mask.policy, eps=eps, eps_low=eps_low), (x.shape[2], x.shape[3])
-    if policy is None:  # for its heat
+    if policy is None:  # the rule none has heat too
         policy = budget_policy(**mask.policy | {"rule": "mean"}, eps=1.0, eps_low=0.0)
     assert policy is not None
     source_noise, control_noise = (None, None) if blobs is None else blobs.unbind(1)

@@ -2,8 +2,8 @@
 
 heat is (b, h, w) in [0,1]; mean, deviation and quantile are taken over each image, ranks over the batch.
 
-A control changes the shares, to tell what the effect of a policy is due to; `noise` are normal numbers on a coarse
-grid. Images whose map is dead keep their share under every control (see `BudgetPolicy.budget`).
+A control changes the shares, to find out what causes a policy's effect; `noise` is normal noise on a coarse
+grid. Images whose map is dead keep their share under every control (see `BudgetPolicy.control_and_scale`).
 """
 
 import functools
@@ -67,7 +67,7 @@ def rank(heat: Heatmap) -> Share:
 
 
 def power(heat: Heatmap, *, p: float, least: float) -> Share:
-    """The share at which the budget is proportional to heat^p with mean eps / 2, clipped to [eps_low, eps].
+    """The share at which the budget is proportional to heat^p with mean eps / 2, before clipping.
 
     (clip(w / 2, r, 1) - r) / (1 - r) with w = heat^p / mean(heat^p) and r = eps_low / eps, here `least`. Heat below
     1e-3 counts as 1e-3.
@@ -112,7 +112,7 @@ RULES: dict[str, Callable[..., Share]] = {
 
 
 def parse_rule(text: str, *, eps: float, eps_low: float) -> Callable[[Heatmap], Share]:
-    """The rule of a name such as "mean", "quantile:0.7" or "power:0.5", for these levels."""
+    """The rule of a name such as "mean", "quantile:0.7" or "power:0.5", for this eps and eps_low."""
     name, colon, value = text.partition(":")
     function = choose(RULES, name, "rule")
     if name == "quantile" and colon:

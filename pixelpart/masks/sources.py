@@ -29,7 +29,7 @@ class CleanPass(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceInputs:
-    """What a source may read of a batch; None where the policy's source does not read it."""
+    """What a source may read of a batch; what it does not read may be None."""
 
     x: Images
     y: Labels
@@ -47,7 +47,7 @@ class Source:
     """A source of marks: an entry of the table, or what `parse_source` makes of it."""
 
     maps: Callable[..., Map]  # maps(inputs), with keywords if there are settings
-    needs_scaling: bool = False  # maps have any range and size; else they are heat, in [0, 1] and of the images' size
+    needs_scaling: bool = False  # maps have any range and size; else they are in [0, 1] and of the images' size
     from_model: bool = False  # reads the network, so that its maps may be stored
     before_augmentation: bool = False  # maps are of the images before augmentation; the shares move with the pixels
     per_image: bool = False  # a map is one real number per image, ranked over the batch
@@ -69,7 +69,7 @@ def model_map(inputs: SourceInputs, *, method: str) -> Map:
 def gradient(inputs: SourceInputs, *, sigma: float = 0.0) -> Heatmap:
     """|d cross-entropy / d x| at the clean image, summed over channels, divided by its largest value.
 
-    `sigma`: of the Gaussian by which it is blurred first, in pixels; 0: none.
+    `sigma`: standard deviation in pixels of a blur before the division; 0: no blur.
     """
     with torch.enable_grad():
         leaf = inputs.x.detach().requires_grad_()
@@ -92,7 +92,7 @@ def gaussian(n: int, sigma: float, *, like: Tensor) -> Float[Tensor, "n n"]:
 
 
 def margin(inputs: SourceInputs) -> Map:
-    """z_y - max_{k != y} z_k of each clean image: how surely it is classified correctly."""
+    """z_y - max_{k != y} z_k of each clean image: how confidently it is classified correctly."""
     logits = inputs.view(inputs.x) if inputs.clean is None else inputs.clean.logits
     return -losses.margin(logits, inputs.y)[:, None, None]
 

@@ -44,7 +44,7 @@ def compiled_and_plain(rule, control, device, *, over="image"):
         for made in (fast, policy):
             share, dead = made.share(maps.to(device), (32, 32))
             assert dead.tolist() == [False, False, True, False, False, False]
-            found += made.budget(share, dead, noise.to(device))
+            found += made.control_and_scale(share, dead, noise.to(device))
         assert counters["stats"]["unique_graphs"] == 2
         assert not counters["graph_break"]
     return found

@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out_only_with_skip_bad(tmp
     ("run", "pictures", "said"),
     [
         ("run", "nowhere.png", r"nowhere\.png cannot be decoded: No such file or directory"),
-        ("run", [], "no pictures are given"),
+        ("run", [], "no pictures given"),
         ("run", "empty", "no pictures in empty"),
         ("photos", "new/0.png", "photos is not a run folder"),
     ],

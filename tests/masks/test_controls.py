@@ -60,7 +60,7 @@ def policy(**settings):
 @pytest.mark.parametrize("control", masks.CONTROLS)
 def test_every_control_equals_a_loop_and_leaves_dead_images_alone(control: str, channels: int) -> None:
     share, dead, noise = some(channels)
-    _, controlled = policy(control=control).budget(share, dead, noise)
+    _, controlled = policy(control=control).control_and_scale(share, dead, noise)
     np.testing.assert_allclose(controlled.numpy(), naive(control, share.numpy(), dead.tolist(), noise), rtol=1e-6)
 
 
@@ -76,13 +76,13 @@ def test_every_control_equals_a_loop_and_leaves_dead_images_alone(control: str, 
 )
 def test_shuffled_takes_the_share_of_the_next_live_image(dead: list[int], donors: list[int]) -> None:
     share = torch.arange(1.0, len(dead) + 1).view(-1, 1, 1, 1).expand(-1, 1, 2, 2) / 8
-    _, shuffled = policy(control="shuffled").budget(share, torch.tensor(dead).bool())
+    _, shuffled = policy(control="shuffled").control_and_scale(share, torch.tensor(dead).bool())
     assert (shuffled[:, 0, 0, 0] * 8 - 1).tolist() == donors
 
 
 def test_ties_of_the_blobs_go_to_the_lower_index() -> None:
     share = torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])
-    _, placed = policy(control="blobs").budget(share, torch.tensor([False]), torch.zeros(1, 4, 4))
+    _, placed = policy(control="blobs").control_and_scale(share, torch.tensor([False]), torch.zeros(1, 4, 4))
     assert placed.tolist() == [[[[1.0, 1.0], [0.0, 0.0]]]]
 
 
@@ -90,7 +90,7 @@ def test_blobs_are_one_region_and_not_scattered_pixels() -> None:
     share = torch.zeros(32, 1, 32, 32)
     share[:, :, :8] = 1
     noise = masks.draw_blobs(32, generator=torch.Generator().manual_seed(0))[:, 1]
-    _, placed = policy(control="blobs").budget(share, torch.zeros(32).bool(), noise)
+    _, placed = policy(control="blobs").control_and_scale(share, torch.zeros(32).bool(), noise)
     assert torch.equal(placed.sum((1, 2, 3)), share.sum((1, 2, 3)))
     assert len({tuple(image.flatten().tolist()) for image in placed}) == 32
     edges = (placed.diff(dim=2) != 0).sum() + (placed.diff(dim=3) != 0).sum()
@@ -105,7 +105,7 @@ def test_blobs_are_one_region_and_not_scattered_pixels() -> None:
 @pytest.mark.parametrize("mean", [0.0, 8 / 255])
 def test_the_scale_equals_a_loop(eps: float, eps_low: float, over: str, mean: float) -> None:
     share, dead, _ = some()
-    found, _ = policy(eps=eps, eps_low=eps_low, mean=mean, mean_over=over).budget(share, dead)
+    found, _ = policy(eps=eps, eps_low=eps_low, mean=mean, mean_over=over).control_and_scale(share, dead)
     expected = np.array([[eps_low + s * (eps - eps_low) for s in image.flatten().tolist()] for image in share])
     if mean:
         groups = [slice(None)] if over == "batch" else list(range(N))
@@ -133,4 +133,4 @@ def test_levels_are_exact_and_may_be_in_either_order() -> None:
 @pytest.mark.parametrize("control", masks.CONTROLS)
 def test_no_control_waits_for_the_device(control: str) -> None:
     share, dead, noise = (tensor.to("meta") for tensor in some())
-    assert policy(control=control, mean=8 / 255).budget(share, dead, noise)[0].shape == share.shape
+    assert policy(control=control, mean=8 / 255).control_and_scale(share, dead, noise)[0].shape == share.shape

@@ -58,7 +58,7 @@ def apply(made: BudgetPolicy, seen: dict) -> tuple[Tensor, Tensor, Tensor]:
     with torch.no_grad():
         maps = made.maps(inputs(seen))
         share, dead = made.share(maps, (SIZE, SIZE))
-        return *made.budget(share, dead, seen["control"]), dead
+        return *made.control_and_scale(share, dead, seen["control"]), dead
 
 
 def killed(made: BudgetPolicy, seen: dict, dead: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +68,7 @@ def killed(made: BudgetPolicy, seen: dict, dead: list[int]) -> tuple[Tensor, Ten
         maps[dead] = 0
         share, flags = made.share(maps, (SIZE, SIZE))
     assert [i for i in range(N) if flags[i]] == dead
-    return *made.budget(share, flags, seen["control"]), share
+    return *made.control_and_scale(share, flags, seen["control"]), share
 
 
 @every_source

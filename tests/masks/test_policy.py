@@ -21,7 +21,7 @@ def test_a_raw_map_becomes_eps_in_its_hot_half_and_eps_low_elsewhere_and_a_dead_
     expected[0, :, :2] = expected[1] = EPS
     share, dead = policy().share(maps, (4, 4))
     assert dead.tolist() == [False, True]
-    assert torch.equal(policy().budget(share, dead)[0], expected)
+    assert torch.equal(policy().control_and_scale(share, dead)[0], expected)
 
 
 @pytest.mark.parametrize("layer", ["features", "layer2"])
