@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from pixelpart.attacks.apgd import apgd_search, mm3_search
 from pixelpart.attacks.ball import check_attack_inputs, check_attack_labels, default_generator
@@ -79,6 +80,8 @@ def autoattack(
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     if slots is not None and slots < 1:
         raise UserError(f"slots {slots} must be at least 1")
+    if out is not None and not isinstance(out, Tensor):
+        raise UserError(f"out is a {type(out).__name__}; it must be like x, such as x.clone()")
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype or out.device != x.device):
         raise UserError(f"out is {tuple(out.shape)} {out.dtype} on {out.device}; it must be like x, such as x.clone()")
     slots = slots or default_slots(x.device)

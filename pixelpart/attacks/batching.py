@@ -68,7 +68,8 @@ class Samples:
         x, y, budget = self._take(samples)
         errs = ~is_correct(self.model(x_adv), y) & inside(x_adv, x, budget, norm=search.norm)
         if self.found is not None:
-            self.found[samples[errs]] = x_adv[errs]
+            for row in errs.nonzero()[:, 0].tolist():  # one by one: several tries of a sample may have succeeded
+                self.found[samples[row]] = x_adv[row]
         return errs
 
     def _take(self, samples: Tensor) -> tuple[Images, Labels, Tensor]:

@@ -235,7 +235,7 @@ class Config(Section):
     @property
     def fork_source(self) -> tuple[str, int]:
         """The run and the epoch that `init_from` names; 0 if only its weights are taken."""
-        match = re.fullmatch("(.+)@([0-9]{1,7})", self.init_from)
+        match = re.fullmatch("(.+)@([1-9][0-9]{0,6})", self.init_from)
         return (match[1], int(match[2])) if match else (self.init_from, 0)
 
     @property

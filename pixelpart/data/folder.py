@@ -242,7 +242,8 @@ def _split_off_test(by_class: dict[str, list[Path]], base: Path) -> dict[str, di
     """About a fifth of each class as the test split; of two images or more, at least one and never all.
 
     The file's name decides, so that no image changes sides when others are added or deleted, or when it gets another
-    class: the test split of a trained model never has images that it was trained on.
+    class, and images that a model was trained on do not become its test images. Except in a class of a few images, in
+    which the names would hold out none or all: there one image is moved.
     """
     train: dict[str, list[Path]] = {}
     test: dict[str, list[Path]] = {}

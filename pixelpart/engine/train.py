@@ -202,7 +202,11 @@ class Trainer:
         self.position.forked_here = False
         self.epoch_images += len(batch.labels)
         self.epoch_steps += 1
-        self.time_left.step_seconds[phase.name] = (time.monotonic() - self.epoch_began) / self.epoch_steps
+        if self.epoch_steps == 1 < steps:  # it may have compiled, and maps were renewed before it
+            self.first_step_ended = time.monotonic()
+        else:
+            began, n = (self.first_step_ended, self.epoch_steps - 1) if steps > 1 else (self.epoch_began, 1)
+            self.time_left.step_seconds[phase.name] = (time.monotonic() - began) / n
         if self.position.step % CHECK_STEPS == 0 or step + 1 == steps:
             sums = self.state.tally.read(self.world)
             self.so_far["loss"] = sums["loss"] / sums["images"]

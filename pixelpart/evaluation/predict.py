@@ -55,7 +55,8 @@ def predict(
     """
     run, device = Run.of(run), choose_device(device)
     model = run.load(checkpoint)[0].to(device)
-    files = find_files([pictures] if isinstance(pictures, str | os.PathLike) else pictures)
+    listed = [pictures] if isinstance(pictures, str | os.PathLike) else pictures
+    files = find_files(listed, skip_bad=skip_bad, say=say)
     names, found = classes_of(run.config), list[Prediction]()
     for start in range(0, len(files), AT_ONCE):
         paths, x = read_pictures(files[start : start + AT_ONCE], run.config, skip_bad=skip_bad, say=say)
@@ -67,17 +68,21 @@ def predict(
                 name = names[label] if names else str(label)
                 found.append(Prediction(path, label, name, float(row[label]), tuple(row.tolist())))
         progress("predict", min(start + AT_ONCE, len(files)), len(files), "")
+    if not found:
+        raise UserError(f"none of {len(files)} files can be read")
     return found
 
 
-def find_files(pictures: Iterable[str | Path]) -> list[Path]:
+def find_files(pictures: Iterable[str | Path], *, skip_bad: bool, say: Callable[[str], None]) -> list[Path]:
     """The files, and those below each folder; UserError if there are none."""
     files: list[Path] = []
     for path in map(Path, pictures):
         bad: list[str] = []
         below = sorted(folder.files_below(path, bad)) if path.is_dir() else [path]
-        if bad:
+        if bad and not skip_bad:
             raise UserError(bad[0])
+        for line in bad:
+            say(f"left out: {line}")
         if not below:
             raise UserError(f"no pictures in {path}")
         files += below
@@ -93,6 +98,8 @@ def read_pictures(
     paths, images = list[Path](), list[torch.Tensor]()
     for file in files:
         try:
+            if file.exists() and not file.is_file():  # opening a pipe would wait
+                raise UserError(f"{file} is not a regular file")
             images.append(read_picture(file, config))
             paths.append(file)
         except UserError as error:

@@ -142,8 +142,8 @@ def by_method(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
     return [list(seeds.values()) for seeds in groups.values()]
 
 
-def fork_fields(config: Config, folder: Path) -> tuple[int, Fields] | None:
-    """The epoch that a run is forked from and the method of its parent, whose folder differs from seed to seed.
+def fork_fields(config: Config, folder: Path) -> list[Any] | None:
+    """The epoch that a run is forked from, and the method and the fork of its parent: its folder differs by seed.
 
     None if it is not a fork, or if its own burn-in would have been the same, as where jobs of a sweep share one.
     """
@@ -153,11 +153,11 @@ def fork_fields(config: Config, folder: Path) -> tuple[int, Fields] | None:
     try:
         parent = RunFolder(parent_folder).read_config()
     except UserError:  # deleted
-        return None if epoch == config.burn_in.epochs else (epoch, {})
+        return None if epoch and epoch == config.burn_in.epochs else [epoch]
     unforked = equivalent_unforked(config, parent, epoch)
     if unforked and canonical(unforked) == canonical(config):
         return None
-    return epoch, method_fields(parent)
+    return [epoch, method_fields(parent), fork_fields(parent, parent_folder)]
 
 
 def varying(runs: Sequence[ReportedRun]) -> dict[Path, Fields]:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import pixelpart as pp
-from pixelpart.attacks.autoattack import VERSIONS, autoattack
+from pixelpart.attacks.autoattack import SEARCHES, VERSIONS, autoattack
 from pixelpart.attacks.ball import inside
+from pixelpart.attacks.batching import Samples, Try
 from pixelpart.errors import UserError
 from planes import Plane, right_labels
 
@@ -83,6 +84,17 @@ def test_out_receives_an_adversarial_image_of_each_that_was_broken(make_net, mak
     assert torch.equal(out[robust | ~correct], x[robust | ~correct])
     with pytest.raises(UserError, match=r"out is .* torch.float64 on cpu; it must be like x"):
         autoattack(net, x, y, budget, out=x.double())
+
+
+def test_out_receives_one_image_of_a_sample_that_several_tries_broke_at_once():
+    x, wrong = torch.zeros(1, 1, 1, 1), lambda x: torch.stack((-x, x)).flatten(1).T
+    found, tries = x.clone(), [Try("s", 0, number) for number in range(3)]
+    samples = Samples(
+        lambda index: (x[index], torch.zeros(len(index), dtype=torch.long)), 1.0, torch.zeros(1, 2), wrong, 0, found
+    )
+    errs = samples.broken_by(torch.tensor([0.2, 0.0, 0.4]).view(3, 1, 1, 1), SEARCHES["square"], tries)
+    assert errs.tolist() == [True, False, True]
+    assert found.item() in torch.tensor([0.2, 0.4]).tolist()
 
 
 # -- the authors' code

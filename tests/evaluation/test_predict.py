@@ -1,6 +1,7 @@
 """Predictions are those of the run's model for the pictures as training reads them."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -80,6 +81,15 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out_only_with_skip_bad(tmp
     out, err = capsys.readouterr()
     assert out.startswith(f"{tmp_path / 'a.png'}: dark ")
     assert f"left out: {tmp_path / 'b.png'} is not an image" in err
+    (tmp_path / "linked").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["predict", "run", str(tmp_path), str(tmp_path / "pipe"), "--skip-bad", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert "linked: a link to a folder" in err
+    assert "pipe is not a regular file" in err
+    assert main(["predict", "run", str(tmp_path / "b.png"), "--skip-bad", "--device", "cpu"]) == 2
+    assert "none of 1 files can be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pixelpart import recipes
+from pixelpart.report.arms import fork_fields
 
 
 def config(seed, eps_low="7/255", **changes):
@@ -130,3 +131,21 @@ def test_forks_from_other_epochs_or_methods_are_methods_of_their_own(measured, p
     assert sorted(arm[0].partition("seeds ")[2].split(", mean")[0] for arm in arms) == sorted(
         ["0, 1, 2", *["0, 1"] * (2 * len(parents) - 1)]
     )
+
+
+def test_a_run_with_the_weights_of_another_is_a_method_of_its_own(tmp_path, monkeypatch):
+    """Also if these have weights of a third run, and if the other run was deleted."""
+    monkeypatch.chdir(tmp_path)
+    plain, first, second = (
+        recipes.RECIPES["shapes-at"](epochs=3, burn_in={"epochs": 0}, init_from=parent)
+        for parent in ("", "plain", "first")
+    )
+    for name, made in {"plain": plain, "first": first}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(made.to_json())
+    forks = [fork_fields(made, tmp_path / "here") for made in (plain, first, second)]
+    assert forks[0] is None
+    assert forks[1] not in (None, forks[2])
+    assert forks[2] is not None
+    (tmp_path / "plain/config.json").unlink()
+    assert fork_fields(first, tmp_path / "here") is not None
