@@ -48,7 +48,7 @@ def predict(
     progress: Progress = silent,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Prediction]:
-    """The prediction for each picture, in the order given; a folder stands for all pictures below it, sorted by path.
+    """The prediction for each picture, in the order given; of a folder, for all pictures below it, sorted by path.
 
     Pictures are read as in training (`data.read_picture`). UserError for a file that cannot be read; with `skip_bad` it
     is left out, and a line says so.
